@@ -1,0 +1,42 @@
+"""Kernel tables: a device is a table of functions that all devices name alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+
+class Kernel(Protocol):
+    """A function of arrays: outputs first, already allocated, then inputs; everything else by keyword."""
+
+    __name__: str
+    outputs: int
+
+    def __call__(self, *arrays: Any, **attributes: Any) -> None: ...
+
+
+def kernel(outputs: int) -> Callable[[Callable[..., None]], Kernel]:
+    """Declares a function a kernel that writes its first `outputs` arrays and reads the rest."""
+
+    def declare(function: Callable[..., None]) -> Kernel:
+        function.outputs = outputs  # type: ignore[attr-defined]
+        return function  # type: ignore[return-value]
+
+    return declare
+
+
+class Table:
+    """The kernels of one device, by name, and what its operations must know before they allocate."""
+
+    def __init__(
+        self,
+        name: str,
+        kernels: Mapping[str, Kernel],
+        *,
+        batch_norm_mask_bytes: Callable[..., int],
+        max_pool2d_indices: Callable[..., tuple],
+    ) -> None:
+        self.name = name
+        self.kernels = dict(kernels)
+        self.batch_norm_mask_bytes = batch_norm_mask_bytes
+        self.max_pool2d_indices = max_pool2d_indices

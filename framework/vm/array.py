@@ -1,0 +1,136 @@
+"""Array: memory with a shape, the operand of every instruction."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from framework.dtype import DType
+
+if TYPE_CHECKING:
+    from framework.vm.storage import Storage
+
+
+@lru_cache(maxsize=4096)
+def contiguous_stride(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of a dense row-major array of `shape`."""
+    stride, step = [], 1
+    for extent in reversed(shape):
+        stride.append(step)
+        step *= max(extent, 1)
+    return tuple(reversed(stride))
+
+
+@lru_cache(maxsize=4096)
+def channels_last_stride(shape: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """The strides of `[N, C, H, W]` lying NHWC in memory: how convolutional activations are kept."""
+    _, c, h, w = (max(extent, 1) for extent in shape)
+    return (h * w * c, 1, w * c, c)
+
+
+class Array:
+    """A strided view of a storage.
+
+    `shape` and `stride` count elements, as does `offset`, the place of the first element in the storage.
+    """
+
+    __slots__ = ("_ndarray", "dtype", "offset", "shape", "storage", "stride")
+
+    def __init__(
+        self,
+        storage: Storage,
+        shape: tuple[int, ...],
+        stride: tuple[int, ...],
+        dtype: DType,
+        offset: int = 0,
+    ) -> None:
+        self.storage = storage
+        self.shape = shape
+        self.stride = stride
+        self.dtype = dtype
+        self.offset = offset
+        self._ndarray: np.ndarray | None = None
+
+    @property
+    def ptr(self) -> int:
+        """The address of the first element."""
+        return self.storage.ptr + self.offset * self.dtype.itemsize
+
+    @property
+    def ndarray(self) -> np.ndarray:
+        """A NumPy view for kernels on the host. It does not keep the storage alive: never hand it to a user."""
+        view = self._ndarray
+        if view is None:
+            itemsize = self.dtype.itemsize
+            view = self._ndarray = np.ndarray(
+                self.shape,
+                self.dtype.numpy,
+                self.storage.host_buffer(),
+                self.storage.host_offset() + self.offset * itemsize,
+                tuple([step * itemsize for step in self.stride]),
+            )
+        return view
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements, without gaps."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether it is dense in row-major order."""
+        return _is_dense_as(self.shape, self.stride, contiguous_stride(self.shape))
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether it is `[N, C, H, W]` lying densely NHWC in memory."""
+        return len(self.shape) == 4 and _is_dense_as(
+            self.shape, self.stride, channels_last_stride(self.shape)
+        )
+
+    def view(self, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Array:
+        """The same memory under another shape; `offset` counts elements from this array's first."""
+        return Array(self.storage, shape, stride, self.dtype, self.offset + offset)
+
+    def __repr__(self) -> str:
+        return f"Array(shape={self.shape}, stride={self.stride}, {self.dtype.name}, {self.storage.device})"
+
+
+@lru_cache(maxsize=4096)
+def _is_dense_as(shape: tuple[int, ...], stride: tuple[int, ...], dense: tuple[int, ...]) -> bool:
+    # Where an extent is 1 the stride is never taken, so it says nothing about the layout.
+    return stride == dense or all(
+        extent <= 1 or step == want for extent, step, want in zip(shape, stride, dense, strict=True)
+    )
+
+
+@lru_cache(maxsize=4096)
+def dense_stride_like(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a new dense array that keeps the order of dimensions in memory of an existing one.
+
+    An array with overlapping or repeated elements (stride 0) gives row-major order.
+    """
+    if any(step == 0 and extent > 1 for extent, step in zip(shape, stride, strict=True)):
+        return contiguous_stride(shape)
+    if len(shape) == 4 and _is_dense_as(shape, stride, channels_last_stride(shape)):
+        # 1×1 images are both NCHW and NHWC in memory; keeping NHWC lets the next layer stay on its fast path.
+        if stride[1] == 1 or shape[1] == 1:
+            return channels_last_stride(shape)
+    order = sorted(range(len(shape)), key=lambda i: (-stride[i], i))
+    dense, step = [0] * len(shape), 1
+    for i in reversed(order):
+        dense[i] = step
+        step *= max(shape[i], 1)
+    return tuple(dense)
