@@ -1,0 +1,1 @@
+"""What is written down: the run document, the machine it was measured on, and where documents are kept."""

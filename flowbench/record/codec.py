@@ -1,0 +1,173 @@
+"""Strict reading and writing of frozen dataclasses as JSON, and their JSON schema, all from the same type hints."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union
+
+_NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+_SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+class CodecError(ValueError):
+    """A value that does not fit its type: `path` says where, `given` what was found, `expected` what belongs there."""
+
+    def __init__(self, path: str, given: str, expected: str) -> None:
+        super().__init__(f"at {path}: given {given}, expected {expected}")
+        self.path, self.given, self.expected = path, given, expected
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Bounds of a number or of a length, put on a field with `Annotated`."""
+
+    minimum: float | None = None
+    above: float | None = None
+    max_length: int | None = None
+
+    def check(self, value: Any, path: str) -> None:
+        """Raise CodecError where `value` is out of bounds."""
+        if self.minimum is not None and value < self.minimum:
+            raise CodecError(path, describe(value), f"at least {self.minimum:g}")
+        if self.above is not None and value <= self.above:
+            raise CodecError(path, describe(value), f"more than {self.above:g}")
+        if self.max_length is not None and len(value) > self.max_length:
+            raise CodecError(path, f"{len(value)} characters", f"at most {self.max_length}")
+
+    def schema(self) -> dict[str, Any]:
+        """The bounds in JSON schema's words."""
+        words = {"minimum": self.minimum, "exclusiveMinimum": self.above, "maxLength": self.max_length}
+        return {word: bound for word, bound in words.items() if bound is not None}
+
+
+def decode(hint: Any, value: Any, path: str = "$") -> Any:
+    """Turn parsed JSON into `hint`'s type; raises CodecError at the first thing that does not fit."""
+    if dataclasses.is_dataclass(hint):
+        return _decode_record(hint, value, path)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        decoded = decode(arguments[0], value, path)
+        for limit in arguments[1:]:
+            if decoded is not None:
+                limit.check(decoded, path)
+        return decoded
+    if origin in (Union, types.UnionType):
+        return _decode_optional(arguments, value, path)
+    if origin is Literal:
+        if not isinstance(value, str) or value not in arguments:
+            raise CodecError(path, describe(value), "one of " + ", ".join(map(repr, arguments)))
+        return value
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise CodecError(path, describe(value), "a list")
+        return tuple(decode(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise CodecError(path, describe(value), "an object")
+        return {key: decode(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
+    return _decode_scalar(hint, value, path)
+
+
+def encode(value: Any) -> Any:
+    """Turn records into what `json.dumps(..., allow_nan=False)` writes."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: encode(item) for key, item in value.items()}
+    return value
+
+
+def schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of `hint`; records are collected in `definitions` and referred to."""
+    if dataclasses.is_dataclass(hint):
+        name = hint.__name__
+        if name not in definitions:
+            definitions[name] = {}
+            definitions[name] = _record_schema(hint, definitions)
+        return {"$ref": f"#/$defs/{name}"}
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        bounded = schema(arguments[0], definitions)
+        for limit in arguments[1:]:
+            bounded |= limit.schema()
+        return bounded
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [schema(argument, definitions) for argument in arguments]}
+    if origin is Literal:
+        return {"enum": list(arguments)}
+    if origin is tuple:
+        return {"type": "array", "items": schema(arguments[0], definitions)}
+    if origin is dict:
+        return {"type": "object", "additionalProperties": schema(arguments[1], definitions)}
+    return {"type": _SCHEMA_TYPES[hint]}
+
+
+def describe(value: Any) -> str:
+    """A short name of a JSON value for an error line."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, str):
+        return repr(value if len(value) <= 40 else value[:40] + "…")
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)[:40]
+
+
+@functools.cache
+def _hints(record: type) -> dict[str, Any]:
+    return typing.get_type_hints(record, include_extras=True)
+
+
+def _decode_record(record: Any, value: Any, path: str) -> Any:
+    if not isinstance(value, dict):
+        raise CodecError(path, describe(value), f"an object ({record.__name__})")
+    hints = _hints(record)
+    for key in value:
+        if key not in hints:
+            raise CodecError(f"{path}.{key[:60]}", "an unknown key", "one of " + ", ".join(hints))
+    for key in hints:
+        if key not in value:
+            raise CodecError(f"{path}.{key}", "nothing", f"this key of {record.__name__}")
+    decoded = {key: decode(hint, value[key], f"{path}.{key}") for key, hint in hints.items()}
+    try:
+        return record(**decoded)
+    except CodecError as error:
+        raise CodecError(error.path.replace("$", path, 1), error.given, error.expected) from None
+
+
+def _decode_optional(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None:
+        return None
+    (hint,) = (argument for argument in arguments if argument is not type(None))
+    return decode(hint, value, path)
+
+
+def _decode_scalar(hint: Any, value: Any, path: str) -> Any:
+    fits = isinstance(value, hint) and not (isinstance(value, bool) and hint is not bool)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53:
+        return float(value)
+    if not fits:
+        raise CodecError(path, describe(value), _NAMES[hint])
+    if hint is float and not math.isfinite(value):
+        raise CodecError(path, str(value), "a finite number")
+    return value
+
+
+def _record_schema(record: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": (record.__doc__ or "").strip().split("\n\n")[0].replace("\n", " "),
+        "properties": {key: schema(hint, definitions) for key, hint in _hints(record).items()},
+        "required": list(_hints(record)),
+        "additionalProperties": False,
+    }

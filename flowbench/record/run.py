@@ -1,0 +1,351 @@
+"""The run document: what one sitting measured, on what, and what it could not measure, as typed frozen records."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from flowbench.cell import Case, Cell, Count, Name
+from flowbench.errors import FlowbenchError
+from flowbench.record.codec import CodecError, Limit, decode, describe, encode, schema
+
+SCHEMA = "flowbench.run"
+SCHEMA_VERSION = 1
+
+Milliseconds = Annotated[float, Limit(above=0)]
+Seconds = Annotated[float, Limit(above=0)]
+Bytes = Annotated[int, Limit(minimum=0)]
+Index = Annotated[int, Limit(minimum=0)]
+Text = Annotated[str, Limit(max_length=20_000)]
+
+
+class DocumentError(FlowbenchError):
+    """A file that is no run document this version can read."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine of this sitting: its registered name, the name shown to people, its library and version."""
+
+    name: Name
+    display_name: Name
+    library: Name
+    version: Name
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How it was measured: equal for all cells."""
+
+    steps: Count
+    warmup: Index
+    pairs: Count
+    threads: Count
+    order: Name
+    seed: Index
+    learning_rate: float
+    momentum: float
+    loss_tolerance: float
+    timeout_s: Seconds | None
+    wall_cap_s: Seconds | None
+
+
+@dataclass(frozen=True)
+class Git:
+    """The commit of the working tree that was measured, and whether files differed from it."""
+
+    commit: Name
+    branch: Name | None
+    dirty: bool
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU as its driver names it."""
+
+    name: Name
+    memory_bytes: Bytes
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What makes two machines alike for a measurement. No clock speeds: they change on the same box."""
+
+    cpu_model: Name
+    architecture: Name
+    physical_cores: Count
+    logical_cores: Count
+    usable_cores: Count
+    memory_bytes: Bytes
+    gpus: tuple[Gpu, ...]
+    gpu_driver: Name | None
+    system: Name
+    python: Name
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Peaks of one rank in bytes: of the engine's allocator (null where it has none) and of its process tree.
+
+    `resident_before_bytes` was held just before the model was built: interpreter, libraries, data.
+    """
+
+    allocated_peak_bytes: Bytes | None
+    reserved_peak_bytes: Bytes | None
+    resident_peak_bytes: Bytes
+    resident_before_bytes: Bytes
+
+    @property
+    def resident_above_bytes(self) -> int:
+        """Peak resident memory above what was held before the model was built."""
+        return max(0, self.resident_peak_bytes - self.resident_before_bytes)
+
+
+@dataclass(frozen=True)
+class RankSample:
+    """What one rank of one process group measured; times in ms, in the order of the steps, device synchronised.
+
+    `losses` has one entry per step, warm-up first; null where the loss was not finite.
+    """
+
+    rank: Index
+    threads: Count
+    device: Name
+    warmup_ms: tuple[Milliseconds, ...]
+    steps_ms: tuple[Milliseconds, ...]
+    losses: tuple[float | None, ...]
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One fresh process group of one cell. `pair` counts the rounds, `position` the place within the round's order.
+
+    `ok` has all ranks; `failed` raised, hung or died; `void` ran, but its losses differ from the reference's.
+    """
+
+    cell: Text
+    pair: Index
+    position: Index
+    started: Name
+    wall_s: Annotated[float, Limit(minimum=0)]
+    status: Literal["ok", "failed", "void"]
+    error: Text | None
+    loss_difference: Annotated[float, Limit(minimum=0)] | None
+    ranks: tuple[RankSample, ...]
+
+    def __post_init__(self) -> None:
+        if (self.error is None) != (self.status == "ok"):
+            raise CodecError(
+                "$.error",
+                repr(self.error),
+                f"{'null' if self.status == 'ok' else 'a reason'} for status {self.status!r}",
+            )
+        if self.status != "failed" and not self.ranks:
+            raise CodecError("$.ranks", "no rank", f"at least one for status {self.status!r}")
+        counts = {len(rank.steps_ms) for rank in self.ranks}
+        if len(counts) > 1 or 0 in counts:
+            raise CodecError("$.ranks", f"{sorted(counts)} step times", "the same number in all ranks, at least one")
+
+    @property
+    def steps_ms(self) -> tuple[float, ...]:
+        """Each step's time: its slowest rank's."""
+        return tuple(max(times) for times in zip(*(rank.steps_ms for rank in self.ranks), strict=True))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that disturbed the measurement: another load, swapping, a number of threads that did not take."""
+
+    kind: Name
+    message: Text
+    cell: Text | None
+    pair: Index | None
+
+
+@dataclass(frozen=True)
+class NotMeasured:
+    """What was left out, and why."""
+
+    what: Text
+    reason: Text
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the sitting ended. `running` in a file means that it was killed before it could say."""
+
+    how: Literal["running", "complete", "interrupted", "wall_cap"]
+    finished: Name | None
+    reason: Text | None
+
+
+@dataclass(frozen=True)
+class RunDocument:
+    """One sitting. Samples refer to their cell by its key."""
+
+    run_id: Name
+    created: Name
+    flowbench_version: Name
+    command: tuple[Text, ...]
+    preset: Name | None
+    reference: Name | None
+    engines: tuple[Engine, ...]
+    protocol: Protocol
+    git: Git | None
+    machine: Machine
+    versions: dict[str, Name]
+    cells: tuple[Cell, ...]
+    samples: tuple[Sample, ...]
+    findings: tuple[Finding, ...]
+    not_measured: tuple[NotMeasured, ...]
+    ending: Ending
+
+    def __post_init__(self) -> None:
+        keys = [cell.key for cell in self.cells]
+        _unique("$.cells", keys)
+        _unique("$.engines", [engine.name for engine in self.engines])
+        _unique("$.samples", [f"{sample.cell}, pair {sample.pair}" for sample in self.samples])
+        known = {engine.name for engine in self.engines}
+        for index, cell in enumerate(self.cells):
+            if cell.engine not in known:
+                raise CodecError(f"$.cells[{index}].engine", repr(cell.engine), "an engine of this document")
+        if self.reference is not None and self.reference not in known:
+            raise CodecError("$.reference", repr(self.reference), "an engine of this document")
+        for index, sample in enumerate(self.samples):
+            self._check_sample(sample, f"$.samples[{index}]")
+        for index, finding in enumerate(self.findings):
+            if finding.cell is not None and finding.cell not in self.by_key:
+                raise CodecError(
+                    f"$.findings[{index}].cell", describe(finding.cell), "the key of a cell of this document"
+                )
+
+    def _check_sample(self, sample: Sample, path: str) -> None:
+        cell = self.by_key.get(sample.cell)
+        if cell is None:
+            raise CodecError(f"{path}.cell", describe(sample.cell), "the key of a cell of this document")
+        ranks = [rank.rank for rank in sample.ranks]
+        if sample.status != "failed" and ranks != list(range(cell.world_size)):
+            raise CodecError(f"{path}.ranks", f"ranks {ranks}", f"ranks 0 to {cell.world_size - 1} in order")
+
+    @functools.cached_property
+    def by_key(self) -> Mapping[str, Cell]:
+        """The cells by their key."""
+        return {cell.key: cell for cell in self.cells}
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The cases in the order of the cells, each once."""
+        return tuple(dict.fromkeys(cell.case for cell in self.cells))
+
+    def cells_of(self, case: Case) -> tuple[Cell, ...]:
+        """The cells of `case`, one per engine, in the order of the document."""
+        return tuple(cell for cell in self.cells if cell.case == case)
+
+    def samples_of(self, cell: Cell) -> tuple[Sample, ...]:
+        """The samples of `cell` in the order of the pairs, failed and void ones too."""
+        return tuple(sorted((s for s in self.samples if s.cell == cell.key), key=lambda sample: sample.pair))
+
+    def engine(self, name: str) -> Engine:
+        """The engine registered as `name`; KeyError where the document has none."""
+        return {engine.name: engine for engine in self.engines}[name]
+
+
+def parse_document(text: str | bytes, source: str = "document") -> RunDocument:
+    """Read a run document; DocumentError names `source`, the place in it, given and expected."""
+    try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8")
+        tree = json.loads(text, parse_constant=float, object_pairs_hook=_refuse_duplicates)
+        return _from_tree(tree)
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            f"{source}: not UTF-8 text (byte {error.start}), expected a run document as flowbench writes it"
+        ) from None
+    except json.JSONDecodeError as error:
+        cut = error.pos >= len(text.rstrip()) or "Unterminated" in error.msg
+        what = "the file ends in the middle (cut in half?)" if cut else f"not JSON: {error.msg}"
+        raise DocumentError(
+            f"{source}: line {error.lineno}, column {error.colno}: {what}, expected a whole run document"
+        ) from None
+    except CodecError as error:
+        raise DocumentError(f"{source}: {error}") from None
+    except RecursionError:
+        raise DocumentError(f"{source}: nested too deeply, expected a run document as flowbench writes it") from None
+    except ValueError as error:  # whole numbers of thousands of digits, which Python refuses to convert
+        raise DocumentError(f"{source}: {error}") from None
+
+
+def read_document(path: str | Path) -> RunDocument:
+    """Read a run document from a file; raises DocumentError in one line where it cannot be read."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise DocumentError(f"{path}: {error.strerror or error}, expected a readable run document") from None
+    return parse_document(content, str(path))
+
+
+def document_text(document: RunDocument) -> str:
+    """The document as JSON, one cell, sample or finding a line; raises ValueError for a NaN or an infinity."""
+    tree = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **encode(document)}
+    return "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in tree.items()) + "\n}\n"
+
+
+def document_schema() -> dict[str, Any]:
+    """The JSON schema (2020-12) of the run document."""
+    definitions: dict[str, Any] = {}
+    schema(RunDocument, definitions)
+    root = definitions.pop("RunDocument")
+    header = {"schema": {"const": SCHEMA}, "schema_version": {"const": SCHEMA_VERSION}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"{SCHEMA} {SCHEMA_VERSION}",
+        **root,
+        "properties": header | root["properties"],
+        "required": [*header, *root["required"]],
+        "$defs": definitions,
+    }
+
+
+def _from_tree(tree: Any) -> RunDocument:
+    if not isinstance(tree, dict):
+        raise CodecError("$", describe(tree), "an object, as flowbench writes it")
+    name, version = tree.pop("schema", None), tree.pop("schema_version", None)
+    if name != SCHEMA:
+        raise CodecError(
+            "$.schema", "nothing" if name is None else describe(name), f"{SCHEMA!r}; this is another tool's file"
+        )
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise CodecError("$.schema_version", describe(version), f"a whole number from 1 to {SCHEMA_VERSION}")
+    if version > SCHEMA_VERSION:
+        raise CodecError(
+            "$.schema_version", str(version), f"at most {SCHEMA_VERSION}; a newer flowbench wrote it, update this one"
+        )
+    return decode(RunDocument, tree)
+
+
+def _lines(value: Any) -> str:
+    dump = functools.partial(json.dumps, allow_nan=False, ensure_ascii=False)
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(f"  {dump(item)}" for item in value) + "\n ]"
+    return dump(value)
+
+
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    tree = dict(pairs)
+    if len(tree) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise CodecError(f"key {describe(twice)}", "the same key twice", "each key once")
+    return tree
+
+
+def _unique(path: str, names: list[str]) -> None:
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise CodecError(path, f"{describe(twice[0])} twice", "each once")
