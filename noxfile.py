@@ -1,0 +1,165 @@
+"""The commands people type: `nox -s bench`, `nox -s tests` and `nox -s lint`, over one environment that they share.
+
+torch is gigabytes, so every session uses `.nox/shared`: made once, and installed into again only when pyproject.toml changes.
+`nox --no-venv -s bench` uses the Python on the PATH as it is and installs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+SHARED = ROOT / ".nox" / "shared"
+STAMP = SHARED / "installed.json"
+OLDEST_PYTHON = (3, 11)
+CUDA_13_DRIVER = 580
+CUDA_12_DRIVER = 525
+
+nox.options.sessions = ["tests", "lint"]
+
+
+@nox.session(venv_backend="none")
+def bench(session: nox.Session) -> None:
+    """Measure Flow against PyTorch and print the report; what follows `--` goes to `flowbench run`."""
+    python = environment(session, ["torch", "report"], for_machine=True)
+    # Ctrl-C reaches flowbench too: it ends its ranks and closes the run document, for which nox has to wait.
+    session.run(
+        python,
+        "-m",
+        "flowbench",
+        "run",
+        *session.posargs,
+        external=True,
+        interrupt_timeout=60,
+        terminate_timeout=10,
+    )
+
+
+@nox.session(venv_backend="none")
+def tests(session: nox.Session) -> None:
+    """Run the whole test suite; what follows `--` goes to pytest."""
+    python = environment(session, ["torch", "report", "github", "dev"], for_machine=True)
+    session.run(python, "-m", "pytest", "-q", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
+def lint(session: nox.Session) -> None:
+    """Check style, types, the rules between rooms and the workflows; needs no network and no torch."""
+    python = environment(session, ["dev"])
+    workflows = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(".github/workflows/*.yml"))]
+    tool = Path(python).parent
+    for command in (
+        [python, "-m", "ruff", "check", "."],
+        [python, "-m", "ruff", "format", "--check", "."],
+        [python, "-m", "mypy"],
+        [str(tool / "lint-imports")],
+        [str(tool / "zizmor"), "--offline", "--quiet", "--persona=pedantic", *workflows],
+        [python, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
+    ):
+        session.run(*command, external=True)
+
+
+def environment(session: nox.Session, extras: Sequence[str], *, for_machine: bool = False) -> str:
+    """The Python to run with, everything in `extras` installed, and with `for_machine` what this machine's devices need."""
+    if uses_own_python(sys.argv):
+        session.log("--no-venv: the Python on the PATH serves as it is, nothing is installed")
+        return shutil.which("python") or shutil.which("python3") or sys.executable
+    wanted = list(extras)
+    if for_machine:
+        picked, reason = machine_extras(sys.platform, platform.machine(), nvidia_driver())
+        session.log(f"extras for this machine: {', '.join(picked) or 'none'} ({reason})")
+        wanted += picked
+    python = SHARED / "bin" / "python"
+    create(session, python)
+    install(session, python, wanted)
+    return str(python)
+
+
+def uses_own_python(arguments: Sequence[str]) -> bool:
+    """Whether the nox command line asks for no virtual environment; nox does not tell a session that has none of its own."""
+    own = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
+    chosen = [after for flag, after in zip(own, own[1:], strict=False) if flag in ("-fb", "--force-venv-backend")]
+    return "--no-venv" in own or "--force-venv-backend=none" in own or "none" in chosen
+
+
+def nvidia_driver() -> str | None:
+    """The version of the NVIDIA driver, such as `580.65.06`; None where no GPU answers."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    lines = answer.stdout.split()
+    return lines[0] if answer.returncode == 0 and lines else None
+
+
+def machine_extras(system: str, processor: str, driver: str | None) -> tuple[list[str], str]:
+    """The extras that serve a machine's devices, and why these."""
+    extras: list[str] = []
+    reasons: list[str] = []
+    if driver is None:
+        reasons.append("no NVIDIA GPU answers")
+    else:
+        major = int(driver.split(".")[0])
+        if major >= CUDA_13_DRIVER:
+            extras.append("cuda13")
+            reasons.append(f"NVIDIA driver {driver} runs CUDA 13")
+        elif major >= CUDA_12_DRIVER:
+            extras.append("cuda12")
+            reasons.append(f"NVIDIA driver {driver} runs CUDA 12; CUDA 13 needs {CUDA_13_DRIVER} or newer")
+        else:
+            reasons.append(f"NVIDIA driver {driver} is older than {CUDA_12_DRIVER}, which CUDA 12 needs")
+    if system == "linux" and processor == "x86_64":
+        extras.append("cpu")
+        reasons.append("x86-64 Linux has oneDNN")
+    else:
+        reasons.append(f"oneDNN's wheel is for x86-64 Linux, not {system} on {processor}: NumPy serves")
+    return extras, "; ".join(reasons)
+
+
+def create(session: nox.Session, python: Path) -> None:
+    """Makes the shared environment where there is none, or none of this Python's version that starts."""
+    version = sys.version_info[:2]
+    if version < OLDEST_PYTHON:
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        session.error(
+            f"nox runs on Python {version[0]}.{version[1]}, but {oldest} or newer is needed:"
+            f" python{oldest} -m pip install nox && python{oldest} -m nox -s {session.name}"
+        )
+    if python.exists():
+        ask = [str(python), "-c", "import sys; print(*sys.version_info[:2])"]
+        answer = subprocess.run(ask, capture_output=True, text=True, check=False)
+        if answer.stdout.split() == [str(number) for number in version]:
+            return
+        session.log("the shared environment is of another Python: it is made anew")
+    session.run(sys.executable, "-m", "venv", "--clear", str(SHARED), external=True)
+
+
+def install(session: nox.Session, python: Path, wanted: Sequence[str]) -> None:
+    """Installs this checkout, editable, with the extras wanted and those already there; nothing where they all are."""
+    project = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    stamp = json.loads(STAMP.read_text()) if STAMP.exists() else {"project": None, "extras": []}
+    extras = sorted({*wanted, *stamp["extras"]})
+    if stamp == {"project": project, "extras": extras}:
+        return
+    session.log(f"installing {', '.join(extras)} into {SHARED.relative_to(ROOT)}; torch alone takes some minutes and 6 GB")
+    STAMP.unlink(missing_ok=True)
+    # `compat` puts this folder on the path; the default installs an import hook, which slows every start of Python.
+    command = ["-m", "pip", "install", "--quiet", "--config-settings", "editable_mode=compat"]
+    try:
+        session.run(str(python), *command, "--editable", f".[{','.join(extras)}]", external=True)
+    except nox.command.CommandFailed:
+        session.error(
+            "the installation failed, pip says why above. Ways out: run it again once the network or the disk has room (about"
+            " 7 GB); set PIP_INDEX_URL to a mirror; or, where NumPy and torch are installed already,"
+            f" `python -m pip install .` there and `nox --no-venv -s {session.name}`."
+        )
+    STAMP.write_text(json.dumps({"project": project, "extras": extras}))
