@@ -1,0 +1,26 @@
+"""How operations run: instructions and their dependences, streams, and memory."""
+
+from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
+from framework.vm.instruction import Instruction
+from framework.vm.machine import machine
+from framework.vm.memory import CachingAllocator, OutOfMemoryError
+from framework.vm.runtime import Runtime, runtime, scratch
+from framework.vm.storage import Storage
+from framework.vm.stream import Mark, Stream
+
+__all__ = [
+    "Array",
+    "CachingAllocator",
+    "Instruction",
+    "Mark",
+    "OutOfMemoryError",
+    "Runtime",
+    "Storage",
+    "Stream",
+    "channels_last_stride",
+    "contiguous_stride",
+    "dense_stride_like",
+    "machine",
+    "runtime",
+    "scratch",
+]

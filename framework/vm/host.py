@@ -1,0 +1,41 @@
+"""Host memory from the operating system, for the allocator of the CPU device."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from framework.device import cpu
+
+_PAGE_BYTES = mmap.PAGESIZE
+
+
+class HostMemory:
+    """Anonymous memory, mapped lazily: a page costs nothing until it is touched."""
+
+    __slots__ = ("buffer", "ptr")
+
+    def __init__(self, nbytes: int) -> None:
+        self.buffer: Any = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        self.ptr: int = self.buffer.ctypes.data
+
+
+class HostSource:
+    """The operating system's memory."""
+
+    device = cpu
+    granularity = _PAGE_BYTES
+    segment_bytes = 32 * 1024 * 1024
+
+    def reserve(self, nbytes: int) -> HostMemory:
+        """`nbytes` of zeroed memory. Raises MemoryError where the system refuses."""
+        try:
+            return HostMemory(nbytes)
+        except (OSError, OverflowError, ValueError) as refused:
+            raise MemoryError(f"the system refused {nbytes} bytes: {refused}") from refused
+
+    def release(self, memory: HostMemory) -> None:
+        """Drops the mapping; the system has it back once no NumPy view is left."""
+        memory.buffer = None

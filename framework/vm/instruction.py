@@ -1,0 +1,45 @@
+"""Instruction: one kernel with its operands, the unit the vm issues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.kernels.table import Kernel
+from framework.vm import scope
+from framework.vm.array import Array
+
+
+class Instruction:
+    """A kernel, its operands (outputs first) and its attributes, ready to run.
+
+    An operand that the kernel documents as optional may be None; a scalar may stand in for a read array.
+    """
+
+    __slots__ = ("attributes", "kernel", "operands", "scope")
+
+    def __init__(self, kernel: Kernel, operands: tuple, attributes: dict[str, Any]) -> None:
+        self.kernel = kernel
+        self.operands = operands
+        self.attributes = attributes
+        self.scope = scope.current
+
+    @property
+    def writes(self) -> list[Array]:
+        """The arrays it writes."""
+        return [a for a in self.operands[: self.kernel.outputs] if isinstance(a, Array)]
+
+    @property
+    def reads(self) -> list[Array]:
+        """The arrays it reads; one that is written in place stands among the writes as well."""
+        return [a for a in self.operands[self.kernel.outputs :] if isinstance(a, Array)]
+
+    def run(self) -> None:
+        """Calls the kernel."""
+        self.kernel(*self.operands, **self.attributes)
+
+    def __repr__(self) -> str:
+        operands = ", ".join(
+            f"{a.dtype.name}{list(a.shape)}" if isinstance(a, Array) else repr(a) for a in self.operands
+        )
+        where = scope.path(self.scope)
+        return f"{self.kernel.__name__}({operands})" + (f" in {where}" if where else "")

@@ -1,0 +1,321 @@
+"""The caching allocator: hands out blocks of a device's memory, keeps freed ones for the next, and counts."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Protocol
+
+from framework.device import Device
+from framework.vm import scope
+from framework.vm.report import out_of_memory
+
+if TYPE_CHECKING:
+    from framework.vm.dependence import Uses
+
+
+class OutOfMemoryError(MemoryError):
+    """A device could not give the memory asked for. What was allocated before stays usable."""
+
+
+class Memory(Protocol):
+    """Raw memory of a device, as its source gives it. `buffer` is what NumPy can view, on the host."""
+
+    ptr: int
+    buffer: Any
+
+
+class Source(Protocol):
+    """Where an allocator gets its memory: the operating system, a driver.
+
+    `granularity` rounds every block, `segment_bytes` is the least to ask for at once, both in bytes.
+    """
+
+    device: Device
+    granularity: int
+    segment_bytes: int
+
+    def reserve(self, nbytes: int) -> Memory:
+        """`nbytes` of memory. Raises MemoryError where there is none."""
+        ...
+
+    def release(self, memory: Memory) -> None: ...
+
+
+class Segment:
+    """A piece of memory got from the source, cut into blocks."""
+
+    __slots__ = ("first", "memory", "nbytes", "small")
+
+    def __init__(self, memory: Memory, nbytes: int, small: bool) -> None:
+        self.memory = memory
+        self.nbytes = nbytes
+        self.small = small
+        self.first: Block | None = None
+
+
+class Block:
+    """A part of a segment: in use, or free. `label` says in which module and operation it was asked for."""
+
+    __slots__ = ("free", "label", "nbytes", "next", "offset", "previous", "ptr", "segment")
+
+    def __init__(self, segment: Segment, offset: int, nbytes: int) -> None:
+        self.segment = segment
+        self.offset = offset
+        self.nbytes = nbytes
+        self.ptr = segment.memory.ptr + offset
+        self.free = True
+        self.label: scope.Frame | None = None
+        self.previous: Block | None = None
+        self.next: Block | None = None
+
+
+SMALL_BYTES = 32 * 1024
+_SMALL_SEGMENT_BYTES = 1024 * 1024
+
+
+class CachingAllocator:
+    """Memory of one device, cached.
+
+    Small requests are rounded to size classes and cut from slabs. Large ones take the smallest free block that
+    fits; what is left over stays a free block of its own, and free neighbours are joined again.
+    `allocated` counts the blocks in use, `reserved` what the source has given, both in bytes.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.device = source.device
+        self.limit: int | None = None
+        self._lock = threading.Lock()
+        self._allocated = self._reserved = 0
+        self._peak_allocated = self._peak_reserved = 0
+        self._segments: set[Segment] = set()
+        self._small: dict[int, list[Block]] = {}
+        # Free large blocks by size, then address: the first that is not smaller is the best fit.
+        self._large: list[tuple[int, int, Block]] = []
+        # A storage can die in any thread, also inside `allocate` when the garbage collector runs there. So
+        # giving back only appends here, which is atomic; the books are kept by whoever allocates next.
+        self._returned: deque[tuple[Block, Uses | None]] = deque()
+        self._waiting: list[tuple[Block, Uses]] = []
+
+    def allocate(self, nbytes: int) -> Block:
+        """A block of at least `nbytes`. Raises OutOfMemoryError, naming who holds the memory."""
+        with self._lock:
+            if self._returned or self._waiting:
+                self._collect()
+            if nbytes <= SMALL_BYTES:
+                block = self._take_small(nbytes)
+            else:
+                block = self._take_large(nbytes)
+            block.free = False
+            block.label = scope.current
+            self._allocated += block.nbytes
+            if self._allocated > self._peak_allocated:
+                self._peak_allocated = self._allocated
+            return block
+
+    def give_back(self, block: Block, uses: Uses | None) -> None:
+        """Returns a block. Its memory is handed out again once every stream in `uses` is past its last use."""
+        self._returned.append((block, uses))
+
+    def allocated(self) -> int:
+        """Bytes in use."""
+        with self._lock:
+            self._collect()
+            return self._allocated
+
+    def reserved(self) -> int:
+        """Bytes got from the source, in use or cached."""
+        return self._reserved
+
+    def peak_allocated(self) -> int:
+        """The most bytes in use at once since the last reset."""
+        return self._peak_allocated
+
+    def peak_reserved(self) -> int:
+        """The most bytes reserved at once since the last reset."""
+        return self._peak_reserved
+
+    def reset_peaks(self) -> None:
+        """Lets both peaks start again from what is held now."""
+        with self._lock:
+            self._collect()
+            self._peak_allocated, self._peak_reserved = self._allocated, self._reserved
+
+    def set_limit(self, nbytes: int | None) -> None:
+        """Refuses to reserve more than `nbytes` in all; None lifts the limit."""
+        if nbytes is not None and nbytes < 0:
+            raise ValueError(f"a memory limit is a number of bytes >= 0 or None, not {nbytes}")
+        self.limit = nbytes
+
+    def empty_cache(self) -> None:
+        """Gives segments without a block in use back to the source."""
+        with self._lock:
+            self._collect()
+            self._release_unused()
+
+    def blocks(self) -> list[Block]:
+        """The blocks in use, largest first."""
+        with self._lock:
+            self._collect()
+            return self._blocks_in_use()
+
+    def _blocks_in_use(self) -> list[Block]:
+        used = [b for segment in self._segments for b in _chain(segment) if not b.free]
+        return sorted(used, key=lambda b: (-b.nbytes, b.ptr))
+
+    def largest_free(self) -> int:
+        """The size in bytes of the largest free block."""
+        return self._large[-1][0] if self._large else 0
+
+    # ---- taking
+
+    def _take_small(self, nbytes: int) -> Block:
+        size = _size_class(nbytes)
+        free = self._small.get(size)
+        if not free:
+            free = self._small.setdefault(size, [])
+            segment = self._reserve(_SMALL_SEGMENT_BYTES, small=True, asked=nbytes)
+            previous = None
+            for offset in range(0, _SMALL_SEGMENT_BYTES - size + 1, size):
+                block = Block(segment, offset, size)
+                _link(previous, block)
+                segment.first = segment.first or block
+                free.append(block)
+                previous = block
+            free.reverse()  # lowest addresses first: they are handed out from the end
+        return free.pop()
+
+    def _take_large(self, nbytes: int) -> Block:
+        size = _round_up(nbytes, self.source.granularity)
+        index = bisect_left(self._large, (size, 0))
+        if index < len(self._large):
+            block = self._large.pop(index)[2]
+        else:
+            segment = self._reserve(max(size, self.source.segment_bytes), small=False, asked=nbytes)
+            block = segment.first = Block(segment, 0, segment.nbytes)
+        if block.nbytes - size > SMALL_BYTES:
+            rest = Block(block.segment, block.offset + size, block.nbytes - size)
+            block.nbytes = size
+            _link(rest, block.next)
+            _link(block, rest)
+            insort(self._large, (rest.nbytes, rest.ptr, rest))
+        return block
+
+    def _reserve(self, nbytes: int, *, small: bool, asked: int) -> Segment:
+        for attempt in range(2):
+            if self.limit is None or self._reserved + nbytes <= self.limit:
+                try:
+                    memory = self.source.reserve(nbytes)
+                except MemoryError:
+                    if attempt:
+                        break
+                else:
+                    segment = Segment(memory, nbytes, small)
+                    self._segments.add(segment)
+                    self._reserved += nbytes
+                    self._peak_reserved = max(self._peak_reserved, self._reserved)
+                    return segment
+            if not attempt:
+                self._finish_waiting()
+                self._release_unused()
+                # A whole segment is more than was asked for; near the limit the request alone may fit.
+                nbytes = nbytes if small else _round_up(asked, self.source.granularity)
+        raise OutOfMemoryError(
+            out_of_memory(
+                self.device,
+                asked,
+                allocated=self._allocated,
+                reserved=self._reserved,
+                limit=self.limit,
+                holders=self._blocks_in_use(),
+            )
+        ) from None
+
+    # ---- giving back
+
+    def _collect(self) -> None:
+        while self._returned:
+            block, uses = self._returned.popleft()
+            if uses is not None and not _is_done(uses):
+                self._waiting.append((block, uses))
+            else:
+                self._free(block)
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for block, uses in waiting:
+                if _is_done(uses):
+                    self._free(block)
+                else:
+                    self._waiting.append((block, uses))
+
+    def _finish_waiting(self) -> None:
+        for block, uses in self._waiting:
+            for mark in uses.marks():
+                mark.stream.synchronize()
+            self._free(block)
+        self._waiting.clear()
+
+    def _free(self, block: Block) -> None:
+        self._allocated -= block.nbytes
+        block.free = True
+        block.label = None
+        if block.segment.small:
+            self._small[block.nbytes].append(block)
+            return
+        following, previous = block.next, block.previous
+        if following is not None and following.free:
+            self._forget(following)
+            block.nbytes += following.nbytes
+            _link(block, following.next)
+        if previous is not None and previous.free:
+            self._forget(previous)
+            previous.nbytes += block.nbytes
+            _link(previous, block.next)
+            block = previous
+        insort(self._large, (block.nbytes, block.ptr, block))
+
+    def _forget(self, block: Block) -> None:
+        del self._large[bisect_left(self._large, (block.nbytes, block.ptr))]
+
+    def _release_unused(self) -> None:
+        for segment in [s for s in self._segments if all(b.free for b in _chain(s))]:
+            if segment.small:
+                size = segment.first.nbytes
+                self._small[size] = [b for b in self._small[size] if b.segment is not segment]
+            else:
+                self._forget(segment.first)
+            self._segments.remove(segment)
+            self._reserved -= segment.nbytes
+            self.source.release(segment.memory)
+
+
+def _chain(segment: Segment) -> Iterator[Block]:
+    block = segment.first
+    while block is not None:
+        yield block
+        block = block.next
+
+
+def _link(first: Block | None, second: Block | None) -> None:
+    if first is not None:
+        first.next = second
+    if second is not None:
+        second.previous = first
+
+
+def _is_done(uses: Uses) -> bool:
+    return all(mark.stream.is_done(mark) for mark in uses.marks())
+
+
+def _round_up(nbytes: int, step: int) -> int:
+    return -(-nbytes // step) * step
+
+
+def _size_class(nbytes: int) -> int:
+    """The next multiple of 64 up to 512 bytes, above that the next quarter of a power of two."""
+    if nbytes <= 512:
+        return max(64, (nbytes + 63) & ~63)
+    return _round_up(nbytes, 1 << ((nbytes - 1).bit_length() - 3))

@@ -1,0 +1,89 @@
+"""The runtime of a device: its allocator, its kernel table and its streams, behind one object per device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.device import Device
+from framework.dtype import DType, uint8
+from framework.kernels.table import Kernel, Table
+from framework.vm.array import Array, contiguous_stride, dense_stride_like
+from framework.vm.instruction import Instruction
+from framework.vm.machine import machine
+from framework.vm.memory import CachingAllocator
+from framework.vm.storage import Storage
+from framework.vm.stream import Stream
+
+
+class Runtime:
+    """What operations use of a device: new arrays, and its kernels, each an attribute that issues an instruction.
+
+    `runtime.relu(y, x)` issues the kernel `relu` that writes `y` and reads `x`.
+    """
+
+    def __init__(self, device: Device, allocator: CachingAllocator, table: Table) -> None:
+        self.device = device
+        self.allocator = allocator
+        self.table = table
+        self.compute = machine.add_stream(Stream(device, "compute"))
+        for name, kernel in table.kernels.items():
+            setattr(self, name, _issuing(kernel))
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached for what __init__ did not set.
+        raise AttributeError(f"{self.device} has no kernel called {name!r}")
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: DType, stride: tuple[int, ...] | None = None
+    ) -> Array:
+        """A new array with undefined values; `stride` must be dense, row-major where it is not given."""
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        return Array(
+            Storage(self.allocator, size), shape, contiguous_stride(shape) if stride is None else stride, dtype
+        )
+
+    def empty_like(self, array: Array, dtype: DType | None = None) -> Array:
+        """A new dense array of the same shape and the same order of dimensions in memory."""
+        return self.empty(array.shape, dtype or array.dtype, dense_stride_like(array.shape, array.stride))
+
+    def full(self, shape: tuple[int, ...], value: float, dtype: DType) -> Array:
+        """A new array filled with `value`."""
+        array = self.empty(shape, dtype)
+        self.fill(array, value=value)
+        return array
+
+
+_runtimes: dict[Device, Runtime] = {}
+
+
+def runtime(device: Device) -> Runtime:
+    """The runtime of `device`, made when it is first asked for."""
+    made = _runtimes.get(device)
+    if made is None:
+        made = _runtimes[device] = _make(device)
+    return made
+
+
+def scratch(device: Device, nbytes: int) -> Array:
+    """Working memory for one kernel call, counted like any other; it is free again when the array is dropped."""
+    return runtime(device).empty((nbytes,), uint8)
+
+
+def _make(device: Device) -> Runtime:
+    from framework.kernels import table_for
+    from framework.vm.host import HostSource
+
+    return Runtime(device, CachingAllocator(HostSource()), table_for(device))
+
+
+def _issuing(kernel: Kernel) -> Any:
+    issue = machine.issue
+
+    def issue_kernel(*operands: Any, **attributes: Any) -> None:
+        issue(Instruction(kernel, operands, attributes))
+
+    issue_kernel.__name__ = kernel.__name__
+    issue_kernel.__doc__ = kernel.__doc__
+    return issue_kernel
