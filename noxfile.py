@@ -1,7 +1,7 @@
 """The commands people type: `nox -s bench`, `nox -s tests` and `nox -s lint`, over one environment that they share.
 
-torch is gigabytes, so every session uses `.nox/shared`: made once, and installed into again only when pyproject.toml changes.
-`nox --no-venv -s bench` uses the Python on the PATH as it is and installs nothing.
+torch is gigabytes, so every session uses `.nox/shared`: made once, and installed into again only when pyproject.toml
+changes. `nox --no-venv -s bench` uses the Python on the PATH as it is and installs nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import nox
@@ -69,7 +70,7 @@ def lint(session: nox.Session) -> None:
 
 
 def environment(session: nox.Session, extras: Sequence[str], *, for_machine: bool = False) -> str:
-    """The Python to run with, everything in `extras` installed, and with `for_machine` what this machine's devices need."""
+    """The Python to run with, `extras` installed, and with `for_machine` what this machine's devices need."""
     if uses_own_python(sys.argv):
         session.log("--no-venv: the Python on the PATH serves as it is, nothing is installed")
         return shutil.which("python") or shutil.which("python3") or sys.executable
@@ -85,9 +86,9 @@ def environment(session: nox.Session, extras: Sequence[str], *, for_machine: boo
 
 
 def uses_own_python(arguments: Sequence[str]) -> bool:
-    """Whether the nox command line asks for no virtual environment; nox does not tell a session that has none of its own."""
+    """Whether the nox command line asks for no virtual environment, which nox does not tell a session."""
     own = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
-    chosen = [after for flag, after in zip(own, own[1:], strict=False) if flag in ("-fb", "--force-venv-backend")]
+    chosen = [after for flag, after in pairwise(own) if flag in ("-fb", "--force-venv-backend")]
     return "--no-venv" in own or "--force-venv-backend=none" in own or "none" in chosen
 
 
@@ -150,7 +151,7 @@ def install(session: nox.Session, python: Path, wanted: Sequence[str]) -> None:
     extras = sorted({*wanted, *stamp["extras"]})
     if stamp == {"project": project, "extras": extras}:
         return
-    session.log(f"installing {', '.join(extras)} into {SHARED.relative_to(ROOT)}; torch alone takes some minutes and 6 GB")
+    session.log(f"installing {', '.join(extras)} into {SHARED.relative_to(ROOT)}; torch takes minutes and 6 GB of disk")
     STAMP.unlink(missing_ok=True)
     # `compat` puts this folder on the path; the default installs an import hook, which slows every start of Python.
     command = ["-m", "pip", "install", "--quiet", "--config-settings", "editable_mode=compat"]
@@ -158,8 +159,10 @@ def install(session: nox.Session, python: Path, wanted: Sequence[str]) -> None:
         session.run(str(python), *command, "--editable", f".[{','.join(extras)}]", external=True)
     except nox.command.CommandFailed:
         session.error(
-            "the installation failed, pip says why above. Ways out: run it again once the network or the disk has room (about"
-            " 7 GB); set PIP_INDEX_URL to a mirror; or, where NumPy and torch are installed already,"
-            f" `python -m pip install .` there and `nox --no-venv -s {session.name}`."
+            "the installation failed, pip says why above. Ways out: make room (about 7 GB) and run it again; set"
+            " PIP_INDEX_URL to a mirror you reach; or, with a Python that has NumPy and torch already, run"
+            f" `python -m pip install .` and `nox --no-venv -s {session.name}`."
         )
-    STAMP.write_text(json.dumps({"project": project, "extras": extras}))
+    whole = STAMP.with_suffix(".new")
+    whole.write_text(json.dumps({"project": project, "extras": extras}))
+    whole.replace(STAMP)

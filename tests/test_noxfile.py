@@ -1,0 +1,130 @@
+"""noxfile.py: what it picks for a machine, when it installs, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+noxfile = pytest.importorskip("noxfile", reason="nox is not installed here")
+
+
+class Session:
+    """A nox session's double: remembers commands instead of running them."""
+
+    name = "bench"
+
+    def __init__(self, fails: bool = False) -> None:
+        self.commands: list[tuple[str, ...]] = []
+        self.lines: list[str] = []
+        self.fails = fails
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
+
+    def run(self, *command: str, **options: object) -> None:
+        self.commands.append(command)
+        if self.fails:
+            raise noxfile.nox.command.CommandFailed
+
+    def error(self, line: str) -> None:
+        raise RuntimeError(line)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a pyproject.toml and an empty shared environment, which noxfile takes for its own."""
+    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    shared = tmp_path / ".nox" / "shared"
+    shared.mkdir(parents=True)
+    monkeypatch.setattr(noxfile, "ROOT", tmp_path)
+    monkeypatch.setattr(noxfile, "SHARED", shared)
+    monkeypatch.setattr(noxfile, "STAMP", shared / "installed.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("system", "processor", "driver", "extras", "reason"),
+    [
+        ("linux", "x86_64", None, ["cpu"], "no NVIDIA GPU"),
+        ("linux", "x86_64", "580.65.06", ["cuda13", "cpu"], "runs CUDA 13"),
+        ("linux", "x86_64", "595.1", ["cuda13", "cpu"], "runs CUDA 13"),
+        ("linux", "x86_64", "579.99", ["cuda12", "cpu"], "CUDA 13 needs 580"),
+        ("linux", "aarch64", "525.60.13", ["cuda12"], "NumPy serves"),
+        ("linux", "x86_64", "470.82", ["cpu"], "older than 525"),
+        ("darwin", "arm64", None, [], "NumPy serves"),
+    ],
+)
+def test_extras_follow_the_machine(
+    system: str, processor: str, driver: str | None, extras: list[str], reason: str
+) -> None:
+    picked, why = noxfile.machine_extras(system, processor, driver)
+    assert picked == extras
+    assert reason in why
+
+
+def test_every_extra_that_may_be_picked_exists(repository: Path) -> None:
+    known = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"cpu", "cuda12", "cuda13", "torch", "report", "github", "dev"} <= set(known)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own"),
+    [
+        (["nox", "--no-venv", "-s", "bench"], True),
+        (["nox", "-fb", "none", "-s", "bench"], True),
+        (["nox", "--force-venv-backend=none"], True),
+        (["nox", "-s", "bench"], False),
+        (["nox", "-s", "bench", "--", "--no-venv"], False),
+        (["nox", "-s", "bench", "--", "--model", "none"], False),
+    ],
+)
+def test_no_venv_is_read_from_nox_own_arguments(arguments: list[str], own: bool) -> None:
+    assert noxfile.uses_own_python(arguments) is own
+
+
+def test_no_venv_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "bench"])
+    session = Session()
+    assert Path(noxfile.environment(session, ["torch"], for_machine=True)).name.startswith("python")
+    assert session.commands == []
+
+
+def test_installs_once_and_again_when_pyproject_changes(checkout: Path) -> None:
+    session = Session()
+    noxfile.install(session, Path("python"), ["torch", "cpu"])
+    noxfile.install(session, Path("python"), ["cpu"])
+    assert [command[-1] for command in session.commands] == [".[cpu,torch]"]
+    (checkout / "pyproject.toml").write_text("[project]\nname = 'other'\n")
+    noxfile.install(session, Path("python"), ["dev"])
+    assert session.commands[-1][-1] == ".[cpu,dev,torch]", "what another session needs stays installed"
+    assert len(session.commands) == 2
+
+
+def test_a_failed_installation_is_not_taken_for_done_and_names_the_way_out(checkout: Path) -> None:
+    noxfile.STAMP.write_text(json.dumps({"project": "older", "extras": ["cpu"]}))
+    with pytest.raises(RuntimeError, match=r"nox --no-venv -s bench"):
+        noxfile.install(Session(fails=True), Path("python"), ["torch"])
+    assert not noxfile.STAMP.exists()
+    session = Session()
+    noxfile.install(session, Path("python"), ["torch"])
+    assert len(session.commands) == 1
+
+
+def test_an_environment_of_another_python_is_made_anew(checkout: Path) -> None:
+    python = noxfile.SHARED / "bin" / "python"
+    python.parent.mkdir()
+    python.write_text("#!/bin/sh\necho 3 9\n")
+    python.chmod(0o755)
+    session = Session()
+    noxfile.create(session, python)
+    assert session.commands == [(sys.executable, "-m", "venv", "--clear", str(noxfile.SHARED))]
+
+
+def test_an_old_python_is_told_the_way_out(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noxfile, "OLDEST_PYTHON", (9, 1))
+    with pytest.raises(RuntimeError, match=r"python9\.1 -m pip install nox"):
+        noxfile.create(Session(), noxfile.SHARED / "bin" / "python")
