@@ -1,0 +1,134 @@
+"""Statistics of paired measurements: the unit is a fresh pair of processes, never a step."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Reference time / subject time over pairs: above 1 the subject takes less time.
+
+    `log_ratios` has one natural logarithm per pair. `interval` is the t interval of their mean, as ratios; None for one pair.
+    """
+
+    log_ratios: tuple[float, ...]
+    geometric_mean: float
+    lowest: float
+    highest: float
+    interval: tuple[float, float] | None
+
+    @property
+    def pairs(self) -> int:
+        """The number of pairs."""
+        return len(self.log_ratios)
+
+
+def paired_ratio(reference_ms: Sequence[float], subject_ms: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
+    """The ratio of two sides measured in pairs, from the median step time of each process.
+
+    Raises ValueError for sides of different length, for none at all, and for times that are not positive and finite.
+    """
+    if len(reference_ms) != len(subject_ms) or not reference_ms:
+        raise ValueError(
+            f"{len(reference_ms)} reference and {len(subject_ms)} subject times were given, expected equally many, "
+            "at least one: pass the matched pairs only"
+        )
+    logs = tuple(
+        math.log(positive(reference)) - math.log(positive(subject))
+        for reference, subject in zip(reference_ms, subject_ms, strict=True)
+    )
+    mean = math.fsum(logs) / len(logs)
+    interval = None
+    if len(logs) > 1:
+        half = t_quantile(confidence, len(logs) - 1) * statistics.stdev(logs, mean) / math.sqrt(len(logs))
+        interval = (math.exp(mean - half), math.exp(mean + half))
+    return Ratio(logs, math.exp(mean), math.exp(min(logs)), math.exp(max(logs)), interval)
+
+
+def process_median(steps_ms: Sequence[float]) -> float:
+    """The median step time of one process group; ValueError where a time is not positive and finite, or there is none."""
+    if not steps_ms:
+        raise ValueError("no step times were given, expected at least one")
+    return statistics.median([positive(time) for time in steps_ms])
+
+
+def slowest_rank(ranks_ms: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """The time of each step in ms, which is its slowest rank's; ranks come with the same number of steps."""
+    counts = sorted({len(times) for times in ranks_ms})
+    if len(counts) != 1:
+        raise ValueError(
+            f"ranks with {counts} steps were given, expected at least one rank and equally many steps in each"
+        )
+    return tuple(max(map(positive, times)) for times in zip(*ranks_ms, strict=True))
+
+
+def geometric_mean(ratios: Iterable[float]) -> float:
+    """The geometric mean of positive ratios; ValueError where one is not positive and finite, or there is none."""
+    logs = [math.log(positive(ratio)) for ratio in ratios]
+    if not logs:
+        raise ValueError("no ratios were given, expected at least one")
+    return math.exp(math.fsum(logs) / len(logs))
+
+
+def loss_difference(first: Sequence[float | None], second: Sequence[float | None]) -> float | None:
+    """The largest relative difference of two loss curves, step by step.
+
+    Relative to the larger magnitude, but at least to 1, as a loss near 0 has no digits to compare. None where the
+    curves cannot be compared: of different length, empty, or with a loss that is missing or not finite.
+    """
+    if len(first) != len(second) or not first:
+        return None
+    differences = []
+    for one, other in zip(first, second, strict=True):
+        if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
+            return None
+        differences.append(abs(one - other) / max(abs(one), abs(other), 1.0))
+    return max(differences)
+
+
+def losses_agree(first: Sequence[float | None], second: Sequence[float | None], tolerance: float) -> bool:
+    """Whether two loss curves differ by at most `tolerance` (`loss_difference`); what cannot be compared does not agree."""
+    difference = loss_difference(first, second)
+    return difference is not None and difference <= tolerance
+
+
+def positive(value: float) -> float:
+    """`value` itself; ValueError where it is zero, negative, infinite or not a number."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{value!r} was given, expected a positive finite number: leave out what was not measured")
+    return float(value)
+
+
+def t_quantile(confidence: float, degrees: int) -> float:
+    """The t with P(|T| < t) = `confidence` for Student's distribution with whole `degrees` of freedom.
+
+    Bisection of the finite sums for whole degrees (Abramowitz and Stegun, 26.7.3 and 26.7.4) over the angle atan(t / √degrees).
+    """
+    if not 0 < confidence < 1 or degrees < 1:
+        raise ValueError(
+            f"confidence {confidence!r}, degrees {degrees!r} were given, expected 0 < confidence < 1, degrees ≥ 1"
+        )
+    low, high = 0.0, math.pi / 2
+    for _ in range(100):
+        middle = (low + high) / 2
+        if _central_probability(middle, degrees) < confidence:
+            low = middle
+        else:
+            high = middle
+    return math.sqrt(degrees) * math.tan((low + high) / 2)
+
+
+def _central_probability(angle: float, degrees: int) -> float:
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for power in range(1 + odd, degrees, 2):
+        total += term
+        term *= cosine * cosine * power / (power + 1)
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total
