@@ -1,0 +1,144 @@
+"""What an engine is: a framework that can train a model one step at a time; and the registry that finds the installed ones.
+
+A package adds an engine with an entry point in the group `flowbench.engines`: the name people type, and a class with the
+methods of `Engine`. The class is made in the parent process too, which must not load the framework: import it in `build`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from flowbench.cell import Case, Cell
+from flowbench.errors import FlowbenchError, unknown_name
+
+ENTRY_POINT_GROUP = "flowbench.engines"
+
+# Listed here rather than as entry points of the own package, so that a checkout that is not installed has them too.
+_BUILT_IN = {
+    "flow-eager": "flowbench.engines.flow:FlowEager",
+    "torch-eager": "flowbench.engines.torch:TorchEager",
+    "torch-channels-last": "flowbench.engines.torch:TorchChannelsLast",
+}
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch of training data: images float32 [N, C, H, W] contiguous, labels int64 [N]."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Task:
+    """What an engine is asked to train: the weights by torchvision's names, the batches in turn, SGD's settings.
+
+    The arrays of `weights` are views of one buffer that is given back after `build`: copy what is kept.
+    """
+
+    cell: Cell
+    weights: Mapping[str, np.ndarray]
+    batches: Sequence[Batch]
+    learning_rate: float
+    momentum: float
+    rank: int
+    world_size: int
+
+
+class Training(Protocol):
+    """A model being trained. Only `step` and `synchronize` are timed."""
+
+    device: str = "cpu"
+
+    def step(self, index: int) -> None:
+        """Start one step on batch `index % len(batches)`: forward, mean cross-entropy, backward, SGD with momentum."""
+        ...
+
+    def loss(self) -> float:
+        """The loss of the last step, taken before its weights changed."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all work of the steps started so far."""
+
+    def threads(self) -> int | None:
+        """The number of CPU threads the framework says it uses; None where it cannot tell."""
+        return None
+
+    def reset_peaks(self) -> None:
+        """Begin the peaks of the allocator anew."""
+
+    def allocated_peak_bytes(self) -> int | None:
+        """The most memory that tensors held since `reset_peaks`; None where the framework does not count."""
+        return None
+
+    def reserved_peak_bytes(self) -> int | None:
+        """The most memory the allocator took from the system since `reset_peaks`; None where it does not count."""
+        return None
+
+
+class Engine(Protocol):
+    """A framework in one way of using it. `display_name` is the one word reports use; `library` is what is imported."""
+
+    display_name: str
+    library: str
+
+    def build(self, task: Task) -> Training:
+        """Build the model in this process, load the weights, put the batches where steps read them."""
+        ...
+
+    def unavailable(self) -> str | None:
+        """Why this engine cannot run here, with the way out; None where it can. Must not import the framework."""
+        if importlib.util.find_spec(self.library) is None:
+            return f"{self.library} is not installed (python -m pip install {self.library})"
+        return None
+
+    def version(self) -> str:
+        """The version of the library."""
+        try:
+            return importlib.metadata.version(self.library)
+        except importlib.metadata.PackageNotFoundError:
+            return "unknown"
+
+    def unsupported(self, case: Case) -> str | None:
+        """Why this engine cannot run `case`; None where it can."""
+        return None
+
+
+def engine_names() -> list[str]:
+    """The names of all engines known here, built-in ones first; available or not."""
+    return list(_sources())
+
+
+def load_engine(name: str) -> Engine:
+    """The engine registered as `name`; raises FlowbenchError for an unknown name or one that does not load."""
+    sources = _sources()
+    if name not in sources:
+        raise unknown_name("engine", name, sources)
+    source = sources[name]
+    module, _, attribute = source.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)()
+    except Exception as error:
+        # A foreign package may raise anything; whatever it is, this engine is the one that does not load.
+        reason = f"{type(error).__name__}: {error}".replace("\n", " ")
+        raise FlowbenchError(f"engine {name!r} does not load from {source!r}: {reason}") from error
+
+
+def _sources() -> dict[str, str]:
+    sources = dict(_BUILT_IN)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if sources.get(point.name, point.value) != point.value:
+            raise FlowbenchError(
+                f"engine {point.name!r} is given twice, by {sources[point.name]!r} and by {point.value!r}: "
+                f"rename one in its package's entry points ({ENTRY_POINT_GROUP})"
+            )
+        sources[point.name] = point.value
+    return sources

@@ -1,0 +1,1 @@
+"""The engines that come along: the only place where flowbench meets a framework."""

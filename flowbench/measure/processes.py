@@ -1,0 +1,69 @@
+"""Ends processes for certain: children, their children, and those that hid in a session of their own.
+
+Every process of a sitting carries a mark in its environment, inherited by whatever it starts. A process group can be left
+and a parent can die; the mark stays.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+MARK = "FLOWBENCH_SITTING"
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the guard alone sees to it)."""
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    set_parent_death_signal = 1  # PR_SET_PDEATHSIG, prctl(2)
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel knew what to do
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_group(group: int) -> None:
+    """Kill a process group; one that is gone already is fine."""
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def end_marked(mark: str, patience_s: float = 5.0) -> list[str]:
+    """Kill every process that carries `mark`, until none is left; returns their command lines."""
+    ended: dict[int, str] = {}
+    until = time.monotonic() + patience_s
+    while found := marked(mark):
+        for pid, command in found.items():
+            ended[pid] = command
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        if time.monotonic() > until:
+            break
+        time.sleep(0.01)
+    return list(ended.values())
+
+
+def marked(mark: str) -> dict[int, str]:
+    """The living processes that carry `mark`, other than this one: pid and command line."""
+    wanted = f"{MARK}={mark}".encode()
+    found = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        pid = int(directory.name)
+        try:
+            if pid == os.getpid() or wanted not in (directory / "environ").read_bytes().split(b"\0"):
+                continue
+            command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue  # it ended while we looked, or is another user's
+        if command:  # a process that has ended and waits to be collected has none
+            found[pid] = command
+    return found

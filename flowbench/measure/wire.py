@@ -1,0 +1,58 @@
+"""What parent and rank tell each other: one JSON line a message, over two pipes of their own."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from flowbench.cell import Cell
+from flowbench.record.codec import decode, encode
+from flowbench.record.run import RankSample
+
+Phase = Literal["start", "import", "data", "build", "warm-up", "barrier", "steps", "end"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a rank is to do; the first line it reads. `go` is the second, sent when all ranks wait at the barrier."""
+
+    cell: Cell
+    rank: int
+    steps: int
+    warmup: int
+    seed: int
+    learning_rate: float
+    momentum: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a rank says: it reached a phase, finished a step, failed, or is done with a result."""
+
+    phase: Phase
+    step: int | None = None
+    error: str | None = None
+    library_version: str | None = None
+    note: str | None = None
+    result: RankSample | None = None
+
+
+def job_line(job: Job) -> bytes:
+    """The job as a line."""
+    return json.dumps(encode(job)).encode() + b"\n"
+
+
+def read_job(line: bytes) -> Job:
+    """The job of a line; ValueError where it is none."""
+    return decode(Job, json.loads(line))
+
+
+def event_line(event: Event) -> bytes:
+    """The event as a line; ValueError for a time that is not finite."""
+    return json.dumps(encode(event), allow_nan=False).encode() + b"\n"
+
+
+def read_event(line: bytes) -> Event:
+    """The event of a line; ValueError where it is none."""
+    return decode(Event, json.loads(line))

@@ -1,0 +1,139 @@
+"""One rank of one cell in a process of its own: builds, warms up, waits for the others, times steps, tells the parent.
+
+Started as `python -m flowbench.measure.worker COMMANDS EVENTS` with two inherited file descriptors.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import math
+import os
+import sys
+import traceback
+
+from flowbench.engine import Engine, Task, Training, load_engine
+from flowbench.measure.clock import time_step
+from flowbench.measure.memory import ResidentMeter
+from flowbench.measure.processes import die_with_parent
+from flowbench.measure.wire import Event, Job, Phase, event_line, read_job
+from flowbench.record.run import Memory, RankSample
+from flowbench.workload.data import make_batches, make_weights
+from flowbench.workload.models import describe_model
+
+
+def main(commands: int, events: int) -> int:
+    """Run the job read from `commands`; returns the exit status."""
+    for descriptor in (commands, events):
+        os.set_inheritable(descriptor, False)  # what the engine starts must not keep the parent waiting
+    rank = Rank(commands, events)
+    try:
+        rank.run()
+    except BaseException as error:  # an engine may raise anything, SystemExit too: the parent is told in any case
+        traceback.print_exc()
+        rank.tell(error=_describe(error))
+        return 1
+    return 0
+
+
+class Rank:
+    """The work of one rank, phase by phase."""
+
+    def __init__(self, commands: int, events: int) -> None:
+        self._commands = os.fdopen(commands, "rb", buffering=0)
+        self._events = events
+        self._phase: Phase = "start"
+
+    def tell(self, **what: object) -> None:
+        """Send the parent an event of the present phase."""
+        line = event_line(Event(phase=self._phase, **what))  # type: ignore[arg-type]
+        while line:
+            line = line[os.write(self._events, line) :]
+
+    def run(self) -> None:
+        """Do the whole job."""
+        job = read_job(self._commands.readline())
+        self._enter("import")
+        engine = load_engine(job.cell.engine)
+        meter = ResidentMeter()
+        training, held_before = self._build(job, engine, meter)
+        self._enter("warm-up")
+        losses: list[float | None] = []
+        warmup_ms = self._steps(training, meter, losses, 0, job.warmup)
+        self._enter("barrier")
+        if self._commands.readline() != b"go\n":
+            raise RuntimeError("the parent went away before the timed steps")
+        gc.collect()
+        training.reset_peaks()
+        meter.reset()
+        if not meter.resets:
+            self.tell(note="the peak of resident memory includes building and warm-up: the system does not let it be reset")
+        self._enter("steps")
+        steps_ms = self._steps(training, meter, losses, job.warmup, job.steps)
+        self._phase = "end"
+        memory = Memory(
+            training.allocated_peak_bytes(), training.reserved_peak_bytes(), meter.peak(), held_before
+        )
+        threads = training.threads()
+        if threads is None:
+            self.tell(note="the engine cannot tell how many threads it uses")
+        elif threads != job.cell.threads:
+            raise RuntimeError(f"the engine uses {threads} threads, the cell asks for {job.cell.threads}")
+        self.tell(
+            result=RankSample(
+                rank=job.rank,
+                threads=job.cell.threads,
+                device=training.device,
+                warmup_ms=tuple(warmup_ms),
+                steps_ms=tuple(steps_ms),
+                losses=tuple(losses),
+                memory=memory,
+            )
+        )
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self.tell()
+
+    def _build(self, job: Job, engine: Engine, meter: ResidentMeter) -> tuple[Training, int]:
+        """The training, and what was resident just before its weights were made."""
+        importlib.import_module(engine.library)
+        self.tell(library_version=engine.version())
+        self._enter("data")
+        cell = job.cell
+        batches = make_batches(cell.input_shape, job.seed, job.rank)
+        held_before = meter.held()
+        self._enter("build")
+        task = Task(
+            cell=cell,
+            weights=make_weights(describe_model(cell.model, cell.input_shape[1:]), job.seed),
+            batches=batches,
+            learning_rate=job.learning_rate,
+            momentum=job.momentum,
+            rank=job.rank,
+            world_size=cell.world_size,
+        )
+        return engine.build(task), held_before
+
+    def _steps(
+        self, training: Training, meter: ResidentMeter, losses: list[float | None], first: int, count: int
+    ) -> list[float]:
+        """Time `count` steps; what is not the step (the loss, the memory, the message) comes between the timed parts."""
+        times_ms = []
+        for index in range(first, first + count):
+            times_ms.append(time_step(training, index))
+            loss = training.loss()
+            losses.append(loss if math.isfinite(loss) else None)
+            meter.sample()
+            self.tell(step=index)
+        return times_ms
+
+
+def _describe(error: BaseException) -> str:
+    text = str(error).strip().replace("\n", " ")
+    return f"{type(error).__name__}: {text[:2000]}" if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
