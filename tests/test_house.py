@@ -20,11 +20,11 @@ PURE = ("flowbench/judge", "flowbench/report")
 IMPURE_NAMES = {"open", "print", "input", "breakpoint", "exec", "eval", "__import__"}
 IMPURE_METHODS = set(
     "write_text write_bytes read_text read_bytes open unlink mkdir rmdir touch rename exists now today utcnow getenv"
-    " perf_counter to_csv to_excel to_parquet read_csv".split()  # noqa: SIM905
+    " perf_counter to_csv to_excel to_parquet read_csv".split()
 )
 IMPURE_MODULES = set(
     "os socket subprocess time shutil tempfile pathlib urllib http threading multiprocessing random secrets uuid psutil"
-    " requests asyncio ctypes logging signal select mmap glob".split()  # noqa: SIM905
+    " requests asyncio ctypes logging signal select mmap glob".split()
 )
 
 
