@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from framework.device import Device
 from framework.dtype import DType, uint8
 from framework.kernels.table import Kernel, Table
@@ -53,6 +55,16 @@ class Runtime:
         array = self.empty(shape, dtype)
         self.fill(array, value=value)
         return array
+
+    def from_host(self, values: np.ndarray, dtype: DType) -> Array:
+        """A new array with a copy of `values`, converted to `dtype`."""
+        array = self.empty(values.shape, dtype)
+        np.copyto(array.ndarray, values, casting="unsafe")
+        return array
+
+    def to_host(self, array: Array) -> np.ndarray:
+        """The values of `array`, to read at once: on the CPU a view that does not keep the memory alive."""
+        return array.ndarray
 
 
 _runtimes: dict[Device, Runtime] = {}

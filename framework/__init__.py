@@ -1,0 +1,83 @@
+"""Flow: a small eager deep-learning framework. Use it as `import framework as flow`."""
+
+from framework import backends, cpu, models, nn, optim
+from framework.autograd import enable_grad, is_grad_enabled, no_grad
+from framework.creation import arange, empty, from_numpy, full, ones, rand, randn, tensor, zeros, zeros_like
+from framework.device import Device as device
+from framework.dtype import bool_, float32, float64, int32, int64, uint8
+from framework.ops import (
+    add,
+    argmax,
+    clone,
+    divide,
+    equal,
+    exp,
+    flatten,
+    log,
+    matmul,
+    mean,
+    multiply,
+    permute,
+    relu,
+    reshape,
+    sqrt,
+    subtract,
+    sum,
+    transpose,
+)
+from framework.random import Generator, manual_seed
+from framework.tensor import Tensor
+from framework.threads import get_num_threads, set_num_threads
+from framework.vm import OutOfMemoryError
+
+__all__ = [
+    "Generator",
+    "OutOfMemoryError",
+    "Tensor",
+    "add",
+    "arange",
+    "argmax",
+    "backends",
+    "bool_",
+    "clone",
+    "cpu",
+    "device",
+    "divide",
+    "empty",
+    "enable_grad",
+    "equal",
+    "exp",
+    "flatten",
+    "float32",
+    "float64",
+    "from_numpy",
+    "full",
+    "get_num_threads",
+    "int32",
+    "int64",
+    "is_grad_enabled",
+    "log",
+    "manual_seed",
+    "matmul",
+    "mean",
+    "models",
+    "multiply",
+    "nn",
+    "no_grad",
+    "ones",
+    "optim",
+    "permute",
+    "rand",
+    "randn",
+    "relu",
+    "reshape",
+    "set_num_threads",
+    "sqrt",
+    "subtract",
+    "sum",
+    "tensor",
+    "transpose",
+    "uint8",
+    "zeros",
+    "zeros_like",
+]

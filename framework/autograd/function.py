@@ -1,0 +1,94 @@
+"""Operation: what is differentiable; and applying one, which runs it and records it for backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.autograd.mode import mode
+from framework.autograd.node import Node
+from framework.tensor import Tensor
+from framework.vm import scope
+from framework.vm.array import Array
+from framework.vm.runtime import Runtime, runtime
+
+Gradients = Array | tuple[Array | None, ...] | None
+
+
+class Operation:
+    """A differentiable operation on arrays: subclasses say how it runs forward, and backward.
+
+    `kernels` is the runtime of the device: new arrays, and its kernels as attributes.
+    """
+
+    name: str
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, *inputs: Any, **attributes: Any) -> Any:
+        """The output array, or a tuple of them."""
+        raise TypeError("an Operation defines forward")
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, *grads: Any) -> Gradients:
+        """The gradient of each input, None where none is wanted. Gets None for an output that got no gradient."""
+        raise TypeError("an Operation defines backward")
+
+
+def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
+    """Runs `operation` on tensors (or None, or numbers, where it allows them), recorded if a gradient is wanted."""
+    arrays: list[Any] = []
+    needs: list[bool] = []
+    kernels: Runtime | None = None
+    wanted = False
+    for item in inputs:
+        if isinstance(item, Tensor):
+            array = item.array
+            device = array.storage.allocator.device
+            if kernels is None:
+                kernels = runtime(device)
+            elif device is not kernels.device:
+                raise ValueError(
+                    f"{operation.name} got tensors on {kernels.device} and on {device}; move them to one with .to()"
+                )
+            arrays.append(array)
+            needs.append(item.requires_grad)
+            wanted = wanted or item.requires_grad
+        else:
+            arrays.append(item)
+            needs.append(False)
+    if kernels is None:
+        raise TypeError(f"{operation.name} needs a tensor; got {', '.join(map(repr, inputs))}")
+    outer = scope.current
+    scope.current = (outer, operation.name)
+    try:
+        recording = wanted and mode.recording
+        node = Node(operation, kernels, needs, recording)
+        result = operation.forward(node, kernels, *arrays, **attributes)
+    finally:
+        scope.current = outer
+    if not recording:
+        return Tensor(result) if isinstance(result, Array) else tuple([Tensor(a) for a in result])
+    node.edges = [item.edge() if needed else None for item, needed in zip(inputs, needs, strict=True)]
+    if isinstance(result, Array):
+        return Tensor(result, True, node, 0)
+    return tuple([Tensor(a, a.dtype.is_floating, node, i) for i, a in enumerate(result)])
+
+
+def apply_in_place(operation: type[Operation], target: Tensor, *inputs: Any, **attributes: Any) -> Tensor:
+    """Runs `operation`, whose output is its first input's memory; `target` then stands for the result."""
+    recording = mode.recording and (
+        target.requires_grad or any(isinstance(i, Tensor) and i.requires_grad for i in inputs)
+    )
+    if recording:
+        if target.is_leaf and target.requires_grad:
+            raise RuntimeError(
+                f"{operation.name}: a leaf tensor that requires a gradient cannot be written in place; "
+                "do it under no_grad()"
+            )
+        if target.is_view:
+            raise RuntimeError(
+                f"{operation.name}: writing in place to a view is not recorded for backward; write to a clone() of it"
+            )
+    result = apply(operation, target, *inputs, **attributes)
+    if recording:
+        target.become(result)
+    return target

@@ -1,0 +1,87 @@
+"""Node: one recorded operation, with just what its backward needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from framework.vm import scope
+from framework.vm.array import Array
+
+if TYPE_CHECKING:
+    from framework.autograd.function import Operation
+    from framework.tensor import Tensor
+    from framework.vm.runtime import Runtime
+
+_numbers = count()
+
+Hook = Callable[["Tensor"], "Tensor | None"]
+
+
+class Node:
+    """An operation that was run, and where the gradients of its inputs go.
+
+    `edges` has, for each input, (node, which of its outputs), or (leaf tensor, 0), or None where no gradient is
+    wanted; `needs` says the same as booleans. Forward keeps arrays with `save`, and whatever else backward needs
+    as `note`.
+    """
+
+    __slots__ = (
+        "_saved",
+        "_versions",
+        "edges",
+        "freed",
+        "hooks",
+        "needs",
+        "note",
+        "number",
+        "operation",
+        "recording",
+        "runtime",
+        "scope",
+    )
+
+    def __init__(self, operation: type[Operation], runtime: Runtime, needs: list[bool], recording: bool) -> None:
+        self.operation = operation
+        self.runtime = runtime
+        self.needs = needs
+        self.recording = recording
+        self.edges: list[tuple[Any, int] | None] = []
+        self.hooks: dict[int, list[Hook]] | None = None
+        self.note: Any = None
+        self.freed = False
+        self.scope = scope.current
+        self.number = next(_numbers)
+        self._saved: tuple[Array | None, ...] = ()
+        self._versions: tuple[int, ...] = ()
+
+    def save(self, *arrays: Array | None) -> None:
+        """Keeps arrays for backward; nothing is kept where nothing is recorded."""
+        if self.recording:
+            self._saved = arrays
+            self._versions = tuple([0 if a is None else a.storage.version for a in arrays])
+
+    @property
+    def saved(self) -> tuple[Array | None, ...]:
+        """The saved arrays. Raises RuntimeError if they were freed, or written to since."""
+        if self.freed:
+            raise RuntimeError(
+                f"backward through {self!r} a second time: what it saved was freed by the first; "
+                "pass retain_graph=True to the first backward()"
+            )
+        for array, version in zip(self._saved, self._versions, strict=True):
+            if array is not None and array.storage.version != version:
+                raise RuntimeError(
+                    f"a tensor of shape {list(array.shape)} that {self!r} saved for backward was written in place "
+                    f"since (it is at version {array.storage.version}, saved at {version}); write to a clone()"
+                )
+        return self._saved
+
+    def free(self) -> None:
+        """Drops what was saved."""
+        self.freed = True
+        self._saved, self._versions, self.note = (), (), None
+
+    def __repr__(self) -> str:
+        return scope.path(self.scope) or self.operation.name

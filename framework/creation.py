@@ -1,0 +1,116 @@
+"""Making tensors: from values, filled, and random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from framework import dtype as dtypes
+from framework.device import Device, cpu
+from framework.dtype import DType
+from framework.random import default_generator
+from framework.tensor import Tensor
+from framework.vm.runtime import Runtime, runtime
+
+Shape = int | Sequence[int]
+
+
+def tensor(
+    data: Any, *, dtype: DType | None = None, device: Device | str = cpu, requires_grad: bool = False
+) -> Tensor:
+    """A new tensor with the values of `data`: numbers, nested sequences, a NumPy array, or a tensor.
+
+    Python floats become float32. Raises TypeError for values that are no numbers.
+    """
+    if isinstance(data, Tensor):
+        values = data.detach().numpy()
+    else:
+        values = np.asarray(data)
+        if dtype is None and values.dtype == np.float64 and not isinstance(data, np.ndarray | np.generic):
+            dtype = dtypes.float32
+    if dtype is None:
+        dtype = dtypes.from_numpy(values.dtype)
+    elif values.dtype.kind not in "bifu":
+        raise TypeError(f"a tensor holds numbers, not {values.dtype}")
+    return Tensor(_runtime(device).from_host(values, dtype)).requires_grad_(requires_grad)
+
+
+def from_numpy(values: np.ndarray) -> Tensor:
+    """A new tensor with a copy of a NumPy array's values, of its element type."""
+    return tensor(np.asarray(values))
+
+
+def empty(
+    *shape: Shape, dtype: DType = dtypes.float32, device: Device | str = cpu, requires_grad: bool = False
+) -> Tensor:
+    """A tensor with undefined values."""
+    return Tensor(_runtime(device).empty(_shape(shape), dtype)).requires_grad_(requires_grad)
+
+
+def full(
+    shape: Shape,
+    value: float,
+    *,
+    dtype: DType = dtypes.float32,
+    device: Device | str = cpu,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A tensor with `value` everywhere."""
+    return Tensor(_runtime(device).full(_shape((shape,)), value, dtype)).requires_grad_(requires_grad)
+
+
+def zeros(*shape: Shape, **options: Any) -> Tensor:
+    """A tensor of zeros. Options as for `full`."""
+    return full(_shape(shape), 0, **options)
+
+
+def ones(*shape: Shape, **options: Any) -> Tensor:
+    """A tensor of ones. Options as for `full`."""
+    return full(_shape(shape), 1, **options)
+
+
+def zeros_like(like: Tensor) -> Tensor:
+    """Zeros of the shape, element type, device and memory order of `like`."""
+    kernels = runtime(like.device)
+    made = kernels.empty_like(like.array)
+    kernels.fill(made, value=0)
+    return Tensor(made)
+
+
+def arange(
+    start: float, stop: float | None = None, step: float = 1, *, dtype: DType | None = None, **options: Any
+) -> Tensor:
+    """The numbers from `start` (0 where only one is given) up to but without `stop`; int64 for integers."""
+    if stop is None:
+        start, stop = 0, start
+    return tensor(np.arange(start, stop, step).tolist(), dtype=dtype, **options)
+
+
+def rand(*shape: Shape, **options: Any) -> Tensor:
+    """Numbers drawn uniformly from [0, 1)."""
+    made = empty(*shape, **options)
+    default_generator.uniform(made.array, 0.0, 1.0)
+    return made
+
+
+def randn(*shape: Shape, **options: Any) -> Tensor:
+    """Numbers drawn from the standard normal distribution."""
+    made = empty(*shape, **options)
+    default_generator.normal(made.array, 0.0, 1.0)
+    return made
+
+
+def _runtime(device: Device | str) -> Runtime:
+    return runtime(device if isinstance(device, Device) else Device(device))
+
+
+def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
+    """A shape given as separate extents or as one sequence. Raises ValueError for a negative extent."""
+    if len(shape) == 1 and not isinstance(shape[0], int):
+        shape = tuple(shape[0])
+    extents = tuple([int(extent) for extent in shape])
+    if any(extent < 0 for extent in extents):
+        raise ValueError(f"a shape has no negative extents: {list(extents)}")
+    return extents

@@ -1,0 +1,34 @@
+"""Neural network layers and what holds them together."""
+
+from framework.nn import functional, init
+from framework.nn.layers import (
+    AdaptiveAvgPool2d,
+    BatchNorm2d,
+    Conv2d,
+    CrossEntropyLoss,
+    Flatten,
+    Identity,
+    Linear,
+    MaxPool2d,
+    ReLU,
+    Sequential,
+)
+from framework.nn.module import Module
+from framework.nn.parameter import Parameter
+
+__all__ = [
+    "AdaptiveAvgPool2d",
+    "BatchNorm2d",
+    "Conv2d",
+    "CrossEntropyLoss",
+    "Flatten",
+    "Identity",
+    "Linear",
+    "MaxPool2d",
+    "Module",
+    "Parameter",
+    "ReLU",
+    "Sequential",
+    "functional",
+    "init",
+]

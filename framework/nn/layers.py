@@ -1,0 +1,184 @@
+"""Layers: convolution, normalisation, pooling, linear, activation, loss, and containers."""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Any
+
+from framework import ops
+from framework.creation import empty, full, ones, zeros
+from framework.dtype import int64
+from framework.nn import init
+from framework.nn.module import Module
+from framework.nn.parameter import Parameter
+from framework.ops.convolution import Pair, pair
+from framework.tensor import Tensor
+
+
+class Conv2d(Module):
+    """A convolution over images; weight [out, in/groups, kh, kw], drawn from U(-1/√fan_in, 1/√fan_in)."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Pair,
+        *,
+        stride: int | Pair = 1,
+        padding: int | Pair = 0,
+        dilation: int | Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        if groups < 1 or in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"groups must divide both channel numbers; got {groups} for {in_channels} and {out_channels}"
+            )
+        kernel = pair("kernel_size", kernel_size, least=1)
+        self.stride = pair("stride", stride, least=1)
+        self.padding = pair("padding", padding, least=0)
+        self.dilation = pair("dilation", dilation, least=1)
+        self.groups = groups
+        self.weight = Parameter(empty(out_channels, in_channels // groups, *kernel))
+        init.kaiming_uniform_(self.weight, gain=1 / sqrt(3))
+        self.register_parameter("bias", _bias(out_channels, self.weight.numel() // out_channels) if bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.conv2d(
+            x,
+            self.weight,
+            self.bias,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+
+    def describe(self) -> str:
+        return f"weight={list(self.weight.shape)}, stride={self.stride}, padding={self.padding}"
+
+
+class BatchNorm2d(Module):
+    """Batch normalisation of images, which can add a residual and apply a ReLU in the same pass."""
+
+    def __init__(self, num_features: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.eps = eps
+        self.momentum = momentum
+        self.weight = Parameter(ones(num_features))
+        self.bias = Parameter(zeros(num_features))
+        self.register_buffer("running_mean", zeros(num_features))
+        self.register_buffer("running_var", ones(num_features))
+        self.register_buffer("num_batches_tracked", full((), 0, dtype=int64))
+
+    def forward(self, x: Tensor, *, residual: Tensor | None = None, relu: bool = False) -> Tensor:
+        if self.training:
+            self.num_batches_tracked.add_(1)
+        return ops.batch_norm(
+            x,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            training=self.training,
+            momentum=self.momentum,
+            eps=self.eps,
+            residual=residual,
+            relu=relu,
+        )
+
+    def describe(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
+
+
+class Linear(Module):
+    """x · weightᵀ + bias; weight [out, in], both drawn from U(-1/√in, 1/√in)."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = Parameter(empty(out_features, in_features))
+        init.kaiming_uniform_(self.weight, gain=1 / sqrt(3))
+        self.register_parameter("bias", _bias(out_features, in_features) if bias else None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+    def describe(self) -> str:
+        return f"{self.weight.shape[1]} -> {self.weight.shape[0]}"
+
+
+class MaxPool2d(Module):
+    """The largest element of each window."""
+
+    def __init__(self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> None:
+        super().__init__()
+        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.max_pool2d(x, self.kernel_size, self.stride, self.padding)
+
+
+class AdaptiveAvgPool2d(Module):
+    """The mean over each image, for an output of 1×1."""
+
+    def __init__(self, output_size: int | Pair) -> None:
+        super().__init__()
+        if pair("output_size", output_size, least=1) != (1, 1):
+            raise ValueError(f"AdaptiveAvgPool2d gives 1×1 images; {output_size} is not supported")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.global_avg_pool2d(x)
+
+
+class ReLU(Module):
+    """max(x, 0)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.relu(x)
+
+
+class Flatten(Module):
+    """Joins all dimensions behind the batch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.flatten(x, 1)
+
+
+class Identity(Module):
+    """Passes its input on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+class CrossEntropyLoss(Module):
+    """The mean cross-entropy of logits [N, C] against class numbers [N]."""
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        return ops.cross_entropy(logits, target)
+
+
+class Sequential(Module):
+    """Modules one after the other, named 0, 1, …"""
+
+    def __init__(self, *modules: Module) -> None:
+        super().__init__()
+        for index, module in enumerate(modules):
+            setattr(self, str(index), module)
+
+    def forward(self, x: Any) -> Any:
+        for module in self.children():
+            x = module(x)
+        return x
+
+    def __getitem__(self, index: int) -> Module:
+        return list(self.children())[index]
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+def _bias(size: int, fan_in: int) -> Parameter:
+    bound = 1 / sqrt(fan_in) if fan_in else 0.0
+    return Parameter(init.uniform_(empty(size), -bound, bound))

@@ -1,0 +1,197 @@
+"""Module: parameters, buffers and other modules under names, and a forward function over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from framework.autograd import no_grad
+from framework.creation import tensor
+from framework.device import Device
+from framework.dtype import DType
+from framework.nn.parameter import Parameter
+from framework.tensor import Tensor
+from framework.vm import scope
+
+
+class Module:
+    """The base of layers and models. A subclass sets its parts in `__init__` and defines `forward`."""
+
+    def __init__(self) -> None:
+        # Past __setattr__, which files what it is given in these.
+        object.__setattr__(self, "_parameters", {})
+        object.__setattr__(self, "_buffers", {})
+        object.__setattr__(self, "_modules", {})
+        object.__setattr__(self, "_name", "")
+        self.training = True
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module computes."""
+        raise TypeError(f"{type(self).__name__} defines no forward()")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        outer = scope.current
+        scope.current = (outer, self._name)
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            scope.current = outer
+
+    # ---- its parts
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Parameter):
+            self._parameters[name] = value
+        elif isinstance(value, Module):
+            self._modules[name] = value
+            object.__setattr__(value, "_name", name)
+        elif name in self._buffers and (value is None or isinstance(value, Tensor)):
+            self._buffers[name] = value
+        elif name in self._parameters:
+            if value is not None:
+                raise TypeError(f"{name} is a parameter; it takes a Parameter or None, not {type(value).__name__}")
+            self._parameters[name] = None
+        object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        for parts in (self._parameters, self._buffers, self._modules):
+            parts.pop(name, None)
+        object.__delattr__(self, name)
+
+    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
+        """Adds a parameter; None keeps the name for a part that is left out, such as a bias."""
+        self._parameters[name] = parameter
+        object.__setattr__(self, name, parameter)
+
+    def register_buffer(self, name: str, buffer: Tensor | None) -> None:
+        """Adds a tensor that is saved with the module and moves with it, but is not learned."""
+        self._buffers[name] = buffer
+        object.__setattr__(self, name, buffer)
+
+    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all inside it, with dotted names."""
+        yield prefix, self
+        for name, module in self._modules.items():
+            yield from module.named_modules(f"{prefix}.{name}" if prefix else name)
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all inside it."""
+        for _, module in self.named_modules():
+            yield module
+
+    def children(self) -> Iterator[Module]:
+        """The modules directly inside."""
+        yield from self._modules.values()
+
+    def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
+        """All parameters with dotted names; one that is shared comes once."""
+        yield from self._named("_parameters")
+
+    def parameters(self) -> Iterator[Parameter]:
+        """All parameters; one that is shared comes once."""
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        """All buffers with dotted names."""
+        yield from self._named("_buffers")
+
+    def buffers(self) -> Iterator[Tensor]:
+        """All buffers."""
+        for _, buffer in self.named_buffers():
+            yield buffer
+
+    def _named(self, kind: str) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for prefix, module in self.named_modules():
+            for name, part in getattr(module, kind).items():
+                if part is not None and id(part) not in seen:
+                    seen.add(id(part))
+                    yield f"{prefix}.{name}" if prefix else name, part
+
+    # ---- what one does with all of it
+
+    def apply(self, function: Callable[[Module], None]) -> Module:
+        """Calls `function` on each module inside, then on this one."""
+        for module in self.children():
+            module.apply(function)
+        function(self)
+        return self
+
+    def train(self, mode: bool = True) -> Module:
+        """Sets training mode here and inside; `eval()` is its opposite."""
+        for module in self.modules():
+            module.training = mode
+        return self
+
+    def eval(self) -> Module:
+        """Sets inference mode here and inside."""
+        return self.train(False)
+
+    def zero_grad(self) -> None:
+        """Drops every parameter's gradient."""
+        for parameter in self.parameters():
+            parameter.grad = None
+
+    def requires_grad_(self, requires_grad: bool = True) -> Module:
+        """Sets whether the parameters want gradients."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(requires_grad)
+        return self
+
+    def to(self, target: DType | Device | str) -> Module:
+        """Moves parameters and buffers to a device, or converts those of floats to an element type, in place."""
+        for _, held in (*self.named_parameters(), *self.named_buffers()):
+            if isinstance(target, DType) and not held.dtype.is_floating:
+                continue
+            with no_grad():
+                held.array = held.detach().to(target).array
+            held.grad = None
+        return self
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Parameters and buffers by dotted name, sharing memory with the module."""
+        state: dict[str, Tensor] = {}
+        for prefix, module in self.named_modules():
+            for name, held in (*module._parameters.items(), *module._buffers.items()):
+                if held is not None:
+                    state[f"{prefix}.{name}" if prefix else name] = held.detach()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor | np.ndarray], *, strict: bool = True) -> None:
+        """Copies values by name, from tensors or NumPy arrays, into parameters and buffers.
+
+        Raises ValueError, before anything is copied, for a shape that differs and, if `strict`, for names that
+        are missing or unknown.
+        """
+        own = self.state_dict()
+        faults = [
+            f"{name} has shape {list(np.shape(state[name]))}, expected {list(held.shape)}"
+            for name, held in own.items()
+            if name in state and tuple(np.shape(state[name])) != held.shape
+        ]
+        if strict:
+            # A counter that only newer files have is no loss.
+            missing = [n for n in own if n not in state and not n.endswith("num_batches_tracked")]
+            unknown = [n for n in state if n not in own]
+            faults += [f"missing {_some(missing)}"] * bool(missing) + [f"unknown {_some(unknown)}"] * bool(unknown)
+        if faults:
+            raise ValueError(f"the state does not fit {type(self).__name__}: " + "; ".join(faults[:5]))
+        for name, held in own.items():
+            if name in state:
+                value = state[name]
+                held.copy_(value.detach() if isinstance(value, Tensor) else tensor(np.asarray(value)))
+
+    def __repr__(self) -> str:
+        inside = "".join(f"\n  {name}: " + repr(m).replace("\n", "\n  ") for name, m in self._modules.items())
+        return f"{type(self).__name__}({self.describe()}{inside}{chr(10) if inside else ''})"
+
+    def describe(self) -> str:
+        """The module's settings in words, for its repr."""
+        return ""
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

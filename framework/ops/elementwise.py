@@ -1,0 +1,319 @@
+"""Elementwise operations; operands broadcast against each other, and either may be a number."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from framework.autograd.function import Operation, apply
+from framework.autograd.node import Node
+from framework.dtype import bool_, promote
+from framework.tensor import Tensor
+from framework.vm.array import Array
+from framework.vm.runtime import Runtime
+
+Operand = Tensor | float
+
+
+class _Binary(Operation):
+    """What the operations on two operands share: their shapes are noted, so that gradients fit them again."""
+
+    @classmethod
+    def forward(cls, node: Node, kernels: Runtime, a: Any, b: Any) -> Array:
+        a_given, b_given = a, b
+        a, b, out = _prepare(kernels, a, b)
+        getattr(kernels, cls.name)(out, a, b)
+        if node.recording:
+            node.note = (_kind(a_given), _kind(b_given))
+            cls.keep(node, a, b)
+        return out
+
+    @staticmethod
+    def keep(node: Node, a: Any, b: Any) -> None:
+        """Saves what backward needs of the operands; numbers go to the note."""
+
+    @staticmethod
+    def gradients(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, Array | None]:
+        """The gradients of both operands, in the shape of the result."""
+        return grad, grad
+
+    @classmethod
+    def backward(cls, node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, ...]:
+        kinds = node.note[:2]
+        grads = cls.gradients(node, kernels, grad)
+        return tuple(
+            [
+                None if g is None or not needed else _fit(kernels, g, kind)
+                for g, needed, kind in zip(grads, node.needs, kinds, strict=True)
+            ]
+        )
+
+
+class Add(_Binary):
+    name = "add"
+
+
+class Subtract(_Binary):
+    name = "subtract"
+
+    @staticmethod
+    def gradients(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, Array | None]:
+        return grad, _unary(kernels.negative, kernels, grad) if node.needs[1] else None
+
+
+class _Scaling(_Binary):
+    """Operations whose gradients need the operands' values."""
+
+    @staticmethod
+    def keep(node: Node, a: Any, b: Any) -> None:
+        node.save(
+            a if isinstance(a, Array) and node.needs[1] else None,
+            b if isinstance(b, Array) and (node.needs[0] or node.needs[1]) else None,
+        )
+        node.note += (a if not isinstance(a, Array) else None, b if not isinstance(b, Array) else None)
+
+    @staticmethod
+    def operands(node: Node) -> tuple[Any, Any]:
+        """Both operands, whether saved arrays or numbers."""
+        a, b = node.saved
+        return (node.note[2] if a is None else a), (node.note[3] if b is None else b)
+
+
+class Multiply(_Scaling):
+    name = "multiply"
+
+    @staticmethod
+    def gradients(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, Array | None]:
+        a, b = Multiply.operands(node)
+        return (
+            _binary(kernels.multiply, kernels, grad, b) if node.needs[0] else None,
+            _binary(kernels.multiply, kernels, grad, a) if node.needs[1] else None,
+        )
+
+
+class Divide(_Scaling):
+    name = "divide"
+
+    @staticmethod
+    def gradients(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, Array | None]:
+        a, b = Divide.operands(node)
+        grad_a = _binary(kernels.divide, kernels, grad, b)
+        if not node.needs[1]:
+            return grad_a, None
+        quotient = kernels.empty_like(grad_a)
+        kernels.divide(quotient, a, b)
+        grad_b = _binary(kernels.multiply, kernels, grad_a, quotient)
+        kernels.negative(grad_b, grad_b)
+        return grad_a, grad_b
+
+
+class Negative(Operation):
+    name = "negative"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array) -> Array:
+        return _unary(kernels.negative, kernels, a)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        return _unary(kernels.negative, kernels, grad)
+
+
+class Exp(Operation):
+    name = "exp"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array) -> Array:
+        out = _unary(kernels.exp, kernels, a)
+        node.save(out)
+        return out
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        return _binary(kernels.multiply, kernels, grad, node.saved[0])
+
+
+class Log(Operation):
+    name = "log"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array) -> Array:
+        node.save(a)
+        return _unary(kernels.log, kernels, a)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        return _binary(kernels.divide, kernels, grad, node.saved[0])
+
+
+class Sqrt(Operation):
+    name = "sqrt"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array) -> Array:
+        out = _unary(kernels.sqrt, kernels, a)
+        node.save(out)
+        return out
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        half = _binary(kernels.multiply, kernels, grad, 0.5)
+        kernels.divide(half, half, node.saved[0])
+        return half
+
+
+class Relu(Operation):
+    name = "relu"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, x: Array) -> Array:
+        y = _unary(kernels.relu, kernels, x)
+        node.save(y)
+        return y
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        (y,) = node.saved
+        grad_x = kernels.empty_like(y)
+        kernels.relu_backward(grad_x, grad, y)
+        return grad_x
+
+
+class Equal(Operation):
+    name = "equal"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Any, b: Any) -> Array:
+        a, b, like = _prepare(kernels, a, b)
+        out = kernels.empty_like(like, bool_)
+        kernels.equal(out, a, b)
+        return out
+
+
+def add(a: Operand, b: Operand) -> Tensor:
+    """a + b."""
+    return apply(Add, a, b)
+
+
+def subtract(a: Operand, b: Operand) -> Tensor:
+    """a - b."""
+    return apply(Subtract, a, b)
+
+
+def multiply(a: Operand, b: Operand) -> Tensor:
+    """a · b."""
+    return apply(Multiply, a, b)
+
+
+def divide(a: Operand, b: Operand) -> Tensor:
+    """a / b; of floating-point operands."""
+    return apply(Divide, a, b)
+
+
+def negative(a: Tensor) -> Tensor:
+    """-a."""
+    return apply(Negative, a)
+
+
+def exp(a: Tensor) -> Tensor:
+    """e^a."""
+    return apply(Exp, a)
+
+
+def log(a: Tensor) -> Tensor:
+    """ln a."""
+    return apply(Log, a)
+
+
+def sqrt(a: Tensor) -> Tensor:
+    """√a."""
+    return apply(Sqrt, a)
+
+
+def relu(x: Tensor) -> Tensor:
+    """max(x, 0); its gradient at 0 is 0."""
+    return apply(Relu, x)
+
+
+def equal(a: Operand, b: Operand) -> Tensor:
+    """a == b, elementwise, of type bool."""
+    with_detached = [x.detach() if isinstance(x, Tensor) else x for x in (a, b)]
+    return apply(Equal, *with_detached)
+
+
+def _prepare(kernels: Runtime, a: Any, b: Any) -> tuple[Any, Any, Array]:
+    """Both operands in one element type, and a new array for the result."""
+    if not isinstance(a, Array):
+        return _number(a, b), b, kernels.empty_like(b)
+    if not isinstance(b, Array):
+        return a, _number(b, a), kernels.empty_like(a)
+    if a.dtype is not b.dtype:
+        dtype = promote(a.dtype, b.dtype)
+        a, b = convert(kernels, a, dtype), convert(kernels, b, dtype)
+    if a.shape == b.shape:
+        return a, b, kernels.empty_like(a)
+    shape = broadcast_shape(a.shape, b.shape)
+    if shape == a.shape:
+        return a, b, kernels.empty_like(a)
+    return a, b, kernels.empty_like(b) if shape == b.shape else kernels.empty(shape, a.dtype)
+
+
+def _number(value: Any, other: Array) -> float:
+    if not isinstance(value, int | float | np.number):
+        raise TypeError(f"an operand is a tensor or a number, not {type(value).__name__}")
+    if isinstance(value, float) and not other.dtype.is_floating:
+        raise TypeError(f"a {other.dtype.name} tensor meets the float {value}; convert the tensor with .to() first")
+    return value
+
+
+@lru_cache(maxsize=4096)
+def broadcast_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a and b broadcast against each other. Raises ValueError where they do not fit."""
+    try:
+        return np.broadcast_shapes(a, b)
+    except ValueError:
+        raise ValueError(f"shapes {list(a)} and {list(b)} do not broadcast against each other") from None
+
+
+def convert(kernels: Runtime, array: Array, dtype: Any) -> Array:
+    """`array` in another element type; itself where it is of that type."""
+    if array.dtype is dtype:
+        return array
+    converted = kernels.empty_like(array, dtype)
+    kernels.copy(converted, array)
+    return converted
+
+
+def _kind(operand: Any) -> tuple | None:
+    return (operand.shape, operand.dtype) if isinstance(operand, Array) else None
+
+
+def _fit(kernels: Runtime, grad: Array, kind: tuple) -> Array:
+    """Sums `grad` over what was broadcast, and gives it the operand's element type."""
+    shape, dtype = kind
+    return convert(kernels, sum_to_shape(kernels, grad, shape), dtype)
+
+
+def sum_to_shape(kernels: Runtime, grad: Array, shape: tuple[int, ...]) -> Array:
+    """`grad` summed over the dimensions along which an operand of `shape` was broadcast."""
+    if grad.shape == shape:
+        return grad
+    leading = grad.ndim - len(shape)
+    stretched = [i + leading for i, extent in enumerate(shape) if extent == 1 and grad.shape[i + leading] != 1]
+    reduced = kernels.empty((1,) * leading + shape, grad.dtype)
+    kernels.sum(reduced, grad, axes=(*range(leading), *stretched), keepdims=True)
+    return reduced.view(shape, reduced.stride[leading:])
+
+
+def _unary(kernel: Any, kernels: Runtime, a: Array) -> Array:
+    out = kernels.empty_like(a)
+    kernel(out, a)
+    return out
+
+
+def _binary(kernel: Any, kernels: Runtime, a: Array, b: Any) -> Array:
+    out = kernels.empty_like(a)
+    kernel(out, a, b)
+    return out

@@ -1,0 +1,86 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from framework.autograd.function import Operation, apply
+from framework.autograd.node import Node
+from framework.ops.elementwise import broadcast_shape, sum_to_shape
+from framework.tensor import Tensor
+from framework.vm.array import Array
+from framework.vm.runtime import Runtime
+
+
+class MatMul(Operation):
+    name = "matmul"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, b: Array) -> Array:
+        node.save(a if node.needs[1] else None, b if node.needs[0] else None)
+        node.note = (a.shape, b.shape)
+        return _product(kernels, a, b)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, ...]:
+        a, b = node.saved
+        a_shape, b_shape = node.note
+        grad_a = grad_b = None
+        if node.needs[0]:
+            grad_a = sum_to_shape(kernels, _product(kernels, grad, _transposed(b)), a_shape)
+        if node.needs[1]:
+            grad_b = sum_to_shape(kernels, _product(kernels, _transposed(a), grad), b_shape)
+        return grad_a, grad_b
+
+
+class Linear(Operation):
+    name = "linear"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, x: Array, weight: Array, bias: Array | None) -> Array:
+        y = kernels.empty((x.shape[0], weight.shape[0]), x.dtype)
+        kernels.linear(y, x, weight, bias)
+        node.save(x, weight)
+        return y
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
+        x, weight = node.saved
+        grads = (
+            kernels.empty(x.shape, x.dtype) if node.needs[0] else None,
+            kernels.empty_like(weight) if node.needs[1] else None,
+            kernels.empty((weight.shape[0],), weight.dtype) if node.needs[2] else None,
+        )
+        kernels.linear_backward(*grads, grad_y, x, weight)
+        return grads
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b: [..., M, K] times [..., K, N] gives [..., M, N]; leading dimensions broadcast.
+
+    Raises ValueError where the shapes do not fit.
+    """
+    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"matmul takes [..., M, K] and [..., K, N]; got {list(a.shape)} and {list(b.shape)}")
+    if a.dtype is not b.dtype:
+        raise TypeError(f"matmul takes operands of one type; got {a.dtype} and {b.dtype}")
+    return apply(MatMul, a, b)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x · weightᵀ + bias, with x [N, I], weight [O, I], bias [O]; gives [N, O]."""
+    if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
+        raise ValueError(f"linear takes x [N, I] and weight [O, I]; got {list(x.shape)} and {list(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"linear with {weight.shape[0]} outputs got a bias of shape {list(bias.shape)}")
+    return apply(Linear, x, weight, bias)
+
+
+def _product(kernels: Runtime, a: Array, b: Array) -> Array:
+    leading = broadcast_shape(a.shape[:-2], b.shape[:-2])
+    c = kernels.empty((*leading, a.shape[-2], b.shape[-1]), a.dtype)
+    kernels.matmul(c, a, b)
+    return c
+
+
+def _transposed(a: Array) -> Array:
+    shape, stride = a.shape, a.stride
+    return a.view((*shape[:-2], shape[-1], shape[-2]), (*stride[:-2], stride[-1], stride[-2]))

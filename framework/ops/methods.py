@@ -1,0 +1,70 @@
+"""The operators and methods of Tensor that compute: which operation each one is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.device import Device
+from framework.dtype import DType
+from framework.ops import elementwise, inplace, linear, reduction, view
+from framework.tensor import Tensor
+from framework.vm.runtime import runtime
+
+
+def to(a: Tensor, target: DType | Device | str) -> Tensor:
+    """a in another element type, or on another device; itself where nothing changes."""
+    if isinstance(target, DType):
+        return view.convert_to(a, target)
+    device = Device(target)
+    if device is a.device:
+        return a
+    return Tensor(runtime(device).from_host(a.detach().numpy(), a.dtype))
+
+
+def _reversed(operation: Any) -> Any:
+    return lambda a, b: operation(b, a)
+
+
+METHODS = {
+    "__add__": elementwise.add,
+    "__radd__": elementwise.add,
+    "__sub__": elementwise.subtract,
+    "__rsub__": _reversed(elementwise.subtract),
+    "__mul__": elementwise.multiply,
+    "__rmul__": elementwise.multiply,
+    "__truediv__": elementwise.divide,
+    "__rtruediv__": _reversed(elementwise.divide),
+    "__neg__": elementwise.negative,
+    "__eq__": elementwise.equal,
+    "__matmul__": linear.matmul,
+    "__iadd__": inplace.add_,
+    "__imul__": inplace.mul_,
+    "__getitem__": view.index,
+    "exp": elementwise.exp,
+    "log": elementwise.log,
+    "sqrt": elementwise.sqrt,
+    "relu": elementwise.relu,
+    "sum": reduction.sum,
+    "mean": reduction.mean,
+    "argmax": reduction.argmax,
+    "matmul": linear.matmul,
+    "reshape": view.reshape,
+    "view": view.reshape,
+    "flatten": view.flatten,
+    "permute": view.permute,
+    "transpose": view.transpose,
+    "expand": view.expand,
+    "clone": view.clone,
+    "contiguous": view.contiguous,
+    "to": to,
+    "add_": inplace.add_,
+    "mul_": inplace.mul_,
+    "copy_": inplace.copy_,
+    "fill_": inplace.fill_,
+    "zero_": inplace.zero_,
+}
+
+for _name, _function in METHODS.items():
+    setattr(Tensor, _name, _function)
+# Defining `==` between elements would otherwise make tensors unhashable.
+Tensor.__hash__ = object.__hash__  # type: ignore[method-assign]

@@ -1,0 +1,148 @@
+"""Batch normalisation, with a residual addition and a ReLU fused in."""
+
+from __future__ import annotations
+
+from framework.autograd.function import Operation, apply
+from framework.autograd.node import Node
+from framework.dtype import uint8
+from framework.ops.convolution import check_images
+from framework.tensor import Tensor
+from framework.vm.array import Array
+from framework.vm.runtime import Runtime
+
+
+class BatchNormTrain(Operation):
+    name = "batch_norm"
+
+    @staticmethod
+    def forward(
+        node: Node,
+        kernels: Runtime,
+        x: Array,
+        weight: Array | None,
+        bias: Array | None,
+        residual: Array | None,
+        running_mean: Array | None,
+        running_var: Array | None,
+        *,
+        eps: float,
+        momentum: float,
+        relu: bool,
+    ) -> Array:
+        y = kernels.empty_like(x)
+        mean, inv_std = (kernels.empty((x.shape[1],), x.dtype) for _ in range(2))
+        mask = _mask(node, kernels, x, residual, relu)
+        kernels.batch_norm_train(
+            y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
+            eps=eps, momentum=momentum, relu=relu,
+        )  # fmt: skip
+        node.save(x, weight, mean, inv_std, mask)
+        node.note = relu
+        return y
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
+        x, weight, mean, inv_std, mask = node.saved
+        grads = _new_gradients(node, kernels, x)
+        kernels.batch_norm_backward(*grads, grad_y, x, weight, mean, inv_std, mask, relu=node.note)
+        return _with_residual(node, grads, grad_y)
+
+
+class BatchNormEval(Operation):
+    name = "batch_norm"
+
+    @staticmethod
+    def forward(
+        node: Node,
+        kernels: Runtime,
+        x: Array,
+        weight: Array | None,
+        bias: Array | None,
+        residual: Array | None,
+        running_mean: Array,
+        running_var: Array,
+        *,
+        eps: float,
+        relu: bool,
+    ) -> Array:
+        y = kernels.empty_like(x)
+        mask = _mask(node, kernels, x, residual, relu)
+        kernels.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
+        node.save(x, weight, running_mean, running_var, mask)
+        node.note = (eps, relu)
+        return y
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
+        x, weight, running_mean, running_var, mask = node.saved
+        eps, relu = node.note
+        grads = _new_gradients(node, kernels, x)
+        kernels.batch_norm_eval_backward(
+            *grads, grad_y, x, weight, running_mean, running_var, mask, eps=eps, relu=relu
+        )
+        return _with_residual(node, grads, grad_y)
+
+
+def batch_norm(
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    residual: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """act(weight · (x - mean) / √(variance + eps) + bias + residual), per channel of images [N, C, H, W].
+
+    In training, mean and variance are the batch's, and the running ones move towards them by `momentum`;
+    otherwise the running ones are used. `residual` has the shape of x; act is ReLU where `relu` is set.
+    Raises ValueError for shapes that do not fit, or for a single value per channel in training.
+    """
+    check_images("batch_norm", x)
+    channels = (x.shape[1],)
+    for name, given in (("weight", weight), ("bias", bias), ("running_mean", running_mean), ("running_var", running_var)):
+        if given is not None and given.shape != channels:
+            raise ValueError(f"batch_norm over {channels[0]} channels got a {name} of shape {list(given.shape)}")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"batch_norm of shape {list(x.shape)} got a residual of {list(residual.shape)}")
+    if training:
+        if x.shape[0] * x.shape[2] * x.shape[3] == 1:
+            raise ValueError(
+                f"batch_norm in training needs more than one value per channel; got shape {list(x.shape)}"
+            )
+        return apply(
+            BatchNormTrain, x, weight, bias, residual, running_mean, running_var,
+            eps=eps, momentum=momentum, relu=relu,
+        )  # fmt: skip
+    if running_mean is None or running_var is None:
+        raise ValueError("batch_norm outside training needs running_mean and running_var")
+    return apply(BatchNormEval, x, weight, bias, residual, running_mean, running_var, eps=eps, relu=relu)
+
+
+def _mask(node: Node, kernels: Runtime, x: Array, residual: Array | None, relu: bool) -> Array | None:
+    """Room for what backward must know of the ReLU; how much is the kernels' own affair."""
+    if not (relu and node.recording):
+        return None
+    return kernels.empty((kernels.table.batch_norm_mask_bytes(x, has_residual=residual is not None),), uint8)
+
+
+def _new_gradients(node: Node, kernels: Runtime, x: Array) -> tuple[Array | None, ...]:
+    needs_x, needs_weight, needs_bias, needs_residual, *_ = node.needs
+    per_channel = (x.shape[1],)
+    # Without a ReLU the residual's gradient is grad_y itself.
+    masked = needs_residual and (node.note if isinstance(node.note, bool) else node.note[1])
+    return (
+        kernels.empty_like(x) if needs_x else None,
+        kernels.empty(per_channel, x.dtype) if needs_weight else None,
+        kernels.empty(per_channel, x.dtype) if needs_bias else None,
+        kernels.empty_like(x) if masked else None,
+    )
+
+
+def _with_residual(node: Node, grads: tuple[Array | None, ...], grad_y: Array) -> tuple[Array | None, ...]:
+    residual = grad_y if node.needs[3] and grads[3] is None else grads[3]
+    return (*grads[:3], residual, None, None)

@@ -1,0 +1,227 @@
+"""Views and copies: the same elements under another shape, or at another place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from framework.autograd.function import Operation, apply
+from framework.autograd.node import Node
+from framework.dtype import DType
+from framework.ops.elementwise import broadcast_shape, convert, sum_to_shape
+from framework.tensor import Tensor
+from framework.vm.array import Array, contiguous_stride
+from framework.vm.runtime import Runtime
+
+
+class Reshape(Operation):
+    name = "reshape"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, *, shape: tuple[int, ...]) -> Array:
+        node.note = a.shape
+        return _reshaped(kernels, a, shape)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        return _reshaped(kernels, grad, node.note)
+
+
+class Permute(Operation):
+    name = "permute"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, *, dims: tuple[int, ...]) -> Array:
+        node.note = dims
+        return _permuted(a, dims)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        inverse = sorted(range(grad.ndim), key=node.note.__getitem__)
+        return _permuted(grad, tuple(inverse))
+
+
+class Expand(Operation):
+    name = "expand"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, *, shape: tuple[int, ...]) -> Array:
+        node.note = a.shape
+        leading = len(shape) - a.ndim
+        stride = tuple([0 if e == 1 else s for e, s in zip(a.shape, a.stride, strict=True)])
+        return a.view(shape, (0,) * leading + stride)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        return sum_to_shape(kernels, grad, node.note)
+
+
+class Index(Operation):
+    name = "index"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, *, place: tuple) -> Array:
+        node.note = (a.shape, place)
+        return a.view(*place)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        shape, (part_shape, part_stride, offset) = node.note
+        whole = kernels.full(shape, 0, grad.dtype)
+        # The strides of the part were taken in a row-major array of the whole's shape, such as this one.
+        kernels.copy(whole.view(part_shape, part_stride, offset), grad)
+        return whole
+
+
+class Convert(Operation):
+    name = "to"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, *, dtype: DType) -> Array:
+        node.note = a.dtype
+        return convert(kernels, a, dtype)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        return convert(kernels, grad, node.note)
+
+
+class Clone(Operation):
+    name = "clone"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, *, row_major: bool) -> Array:
+        out = kernels.empty(a.shape, a.dtype) if row_major else kernels.empty_like(a)
+        kernels.copy(out, a)
+        return out
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        return grad
+
+
+def reshape(a: Tensor, *shape: Any) -> Tensor:
+    """The elements of a, in row-major order, in another shape; one extent may be -1. A view where strides allow it.
+
+    Raises ValueError where the number of elements differs.
+    """
+    extents = _extents(shape)
+    wanted = list(extents)
+    if wanted.count(-1) == 1:
+        known = 1
+        for extent in wanted:
+            known *= extent if extent != -1 else 1
+        wanted[wanted.index(-1)] = a.numel() // known if known else 0
+    size = 1
+    for extent in wanted:
+        size *= extent
+    if size != a.numel() or any(extent < 0 for extent in wanted):
+        raise ValueError(f"a tensor of shape {list(a.shape)} cannot be reshaped to {list(extents)}")
+    return _as_view(apply(Reshape, a, shape=tuple(wanted)), a)
+
+
+def flatten(a: Tensor, start_dim: int = 0) -> Tensor:
+    """Joins the dimensions from `start_dim` on into one."""
+    return reshape(a, *a.shape[:start_dim], -1)
+
+
+def permute(a: Tensor, *dims: Any) -> Tensor:
+    """A view with the dimensions in another order."""
+    order = _extents(dims)
+    if sorted(d % a.ndim if a.ndim else d for d in order) != list(range(a.ndim)):
+        raise ValueError(f"permute of {a.ndim} dimensions got {list(order)}")
+    return _as_view(apply(Permute, a, dims=tuple([d % a.ndim for d in order])), a)
+
+
+def transpose(a: Tensor, first: int, second: int) -> Tensor:
+    """A view with two dimensions exchanged."""
+    order = list(range(a.ndim))
+    order[first], order[second] = order[second], order[first]
+    return permute(a, *order)
+
+
+def expand(a: Tensor, *shape: Any) -> Tensor:
+    """A view that repeats dimensions of extent 1, without copying."""
+    wanted = _extents(shape)
+    if broadcast_shape(a.shape, wanted) != wanted:
+        raise ValueError(f"a tensor of shape {list(a.shape)} cannot be expanded to {list(wanted)}")
+    return _as_view(apply(Expand, a, shape=wanted), a)
+
+
+def index(a: Tensor, key: Any) -> Tensor:
+    """The part of a that integers, slices with a positive step, None and `...` pick, as a view."""
+    base = a if a.is_contiguous() else contiguous(a)
+    return _as_view(apply(Index, base, place=_place(base, key)), a)
+
+
+def convert_to(a: Tensor, dtype: DType) -> Tensor:
+    """a in another element type; itself where it is of that type."""
+    return a if a.dtype is dtype else apply(Convert, a, dtype=dtype)
+
+
+def clone(a: Tensor) -> Tensor:
+    """A copy with the same order of dimensions in memory."""
+    return apply(Clone, a, row_major=False)
+
+
+def contiguous(a: Tensor) -> Tensor:
+    """a densely in row-major order: itself, or a copy."""
+    return a if a.is_contiguous() else apply(Clone, a, row_major=True)
+
+
+def _as_view(result: Tensor, base: Tensor) -> Tensor:
+    result.is_view = result.array.storage is base.array.storage
+    return result
+
+
+def _extents(given: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else tuple(given)
+
+
+def _reshaped(kernels: Runtime, a: Array, shape: tuple[int, ...]) -> Array:
+    if a.is_contiguous:
+        return a.view(shape, contiguous_stride(shape))
+    if a.is_channels_last and a.shape[2:] == (1, 1):
+        # A pooled image: its elements are in order whichever way it is read.
+        return a.view(shape, contiguous_stride(shape))
+    dense = kernels.empty(a.shape, a.dtype)
+    kernels.copy(dense, a)
+    return dense.view(shape, contiguous_stride(shape))
+
+
+def _permuted(a: Array, dims: tuple[int, ...]) -> Array:
+    return a.view(tuple([a.shape[d] for d in dims]), tuple([a.stride[d] for d in dims]))
+
+
+def _place(a: Tensor, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Shape, strides and offset of the part of a row-major tensor that an index picks."""
+    keys = list(key) if isinstance(key, tuple) else [key]
+    taken = sum(k is not None and k is not Ellipsis for k in keys)
+    if taken > a.ndim:
+        raise IndexError(f"{taken} indices for a tensor with {a.ndim} dimensions")
+    if Ellipsis not in keys:
+        keys.append(Ellipsis)
+    at = keys.index(Ellipsis)
+    keys[at : at + 1] = [slice(None)] * (a.ndim - taken)
+    shape, stride, offset, dim = [], [], 0, 0
+    strides = contiguous_stride(a.shape)
+    for k in keys:
+        if k is None:
+            shape.append(1)
+            stride.append(0)
+            continue
+        extent, step = a.shape[dim], strides[dim]
+        if isinstance(k, slice):
+            start, stop, by = k.indices(extent)
+            if by < 0:
+                raise IndexError("a slice takes a positive step")
+            shape.append(max(0, -(-(stop - start) // by)))
+            stride.append(step * by)
+            offset += start * step
+        elif isinstance(k, int):
+            if not -extent <= k < extent:
+                raise IndexError(f"index {k} of dimension {dim} with {extent} elements")
+            offset += (k % extent) * step
+        else:
+            raise TypeError(f"an index is an integer, a slice, None or ..., not {type(k).__name__}")
+        dim += 1
+    return tuple(shape), tuple(stride), offset

@@ -1,0 +1,5 @@
+"""Optimizers."""
+
+from framework.optim.sgd import SGD
+
+__all__ = ["SGD"]

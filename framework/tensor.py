@@ -1,0 +1,241 @@
+"""Tensor: an array with a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from framework.autograd.engine import backward, run_hooks
+from framework.autograd.node import Hook, Node
+from framework.device import Device
+from framework.dtype import DType
+from framework.vm.array import Array
+from framework.vm.runtime import runtime
+
+PostHook = Callable[["Tensor"], None]
+
+
+class Tensor:
+    """A multi-dimensional array that can require a gradient.
+
+    `grad` holds the gradient that `backward()` added up, for leaves that require one. The operators and methods
+    that compute (`+`, `sum`, `reshape`, …) are installed from `framework.ops.methods`.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_hooks",
+        "_output",
+        "_post_hooks",
+        "array",
+        "grad",
+        "is_view",
+        "node",
+        "requires_grad",
+    )
+
+    def __init__(
+        self, array: Array, requires_grad: bool = False, node: Node | None = None, output: int = 0
+    ) -> None:
+        self.array = array
+        self.requires_grad = requires_grad
+        self.node = node
+        self._output = output
+        self.grad: Tensor | None = None
+        self.is_view = False
+        self._hooks: list[Hook] | None = None
+        self._post_hooks: list[PostHook] | None = None
+
+    # ---- what it is
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> DType:
+        return self.array.dtype
+
+    @property
+    def device(self) -> Device:
+        return self.array.storage.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.array.shape)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether it was made by no recorded operation, so that backward() ends here."""
+        return self.node is None
+
+    def stride(self) -> tuple[int, ...]:
+        """Steps in memory between neighbours, in elements, one for each dimension."""
+        return self.array.stride
+
+    def numel(self) -> int:
+        """The number of elements."""
+        return self.array.size
+
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie densely in row-major order."""
+        return self.array.is_contiguous
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a 0-d tensor has no length")
+        return self.shape[0]
+
+    def __repr__(self) -> str:
+        values = np.array2string(self._host(), separator=", ", prefix="tensor(", threshold=100)
+        kind = "" if self.dtype.name == "float32" else f", dtype={self.dtype}"
+        tail = f", grad of {self.node!r}" if self.node is not None else ""
+        return f"tensor({values}{kind}{tail or (', requires_grad=True' if self.requires_grad else '')})"
+
+    __hash__ = object.__hash__
+
+    # ---- its values on the host
+
+    def numpy(self) -> np.ndarray:
+        """A NumPy array that shares this tensor's memory, on the CPU.
+
+        Raises RuntimeError for a tensor that requires a gradient (`detach()` it first).
+        """
+        if self.requires_grad:
+            raise RuntimeError("numpy() of a tensor that requires a gradient; call detach() first")
+        return np.asarray(_KeepAlive(self.array))
+
+    def item(self) -> Any:
+        """The value of a tensor with one element, as a Python number."""
+        if self.numel() != 1:
+            raise ValueError(f"item() needs a tensor of one element; this one has shape {list(self.shape)}")
+        return self._host().item()
+
+    def tolist(self) -> Any:
+        """The values as nested Python lists."""
+        return self._host().tolist()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.detach().numpy(), dtype=dtype)
+
+    def _host(self) -> np.ndarray:
+        return runtime(self.device).to_host(self.array)
+
+    # ---- gradients
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """Sets whether a leaf wants a gradient. Raises TypeError for types without one, such as integers."""
+        if requires_grad and not self.dtype.is_floating:
+            raise TypeError(f"only floating-point tensors can require a gradient, not {self.dtype}")
+        if not self.is_leaf:
+            raise RuntimeError("only a leaf's requires_grad can be set; detach() makes one")
+        self.requires_grad = requires_grad
+        return self
+
+    def detach(self) -> Tensor:
+        """The same memory without history: it requires no gradient."""
+        return Tensor(self.array)
+
+    def backward(self, gradient: Tensor | None = None, *, retain_graph: bool = False) -> None:
+        """Adds to `grad` of every leaf it depends on. `gradient` weighs the elements; 1 for a single one.
+
+        Raises RuntimeError where nothing requires a gradient, or where a graph is walked a second time without
+        `retain_graph`.
+        """
+        if not self.requires_grad:
+            raise RuntimeError("backward() of a tensor that depends on nothing that requires a gradient")
+        if gradient is None:
+            if self.numel() != 1:
+                raise RuntimeError(
+                    f"backward() of a tensor of shape {list(self.shape)} needs a gradient of that shape; "
+                    "for one element it is 1"
+                )
+            start = runtime(self.device).full(self.shape, 1, self.dtype)
+        elif gradient.shape != self.shape:
+            raise ValueError(f"backward() of shape {list(self.shape)} got a gradient of {list(gradient.shape)}")
+        else:
+            start = gradient.array
+        backward(self, start, retain_graph=retain_graph)
+
+    def register_hook(self, hook: Hook) -> Callable[[], None]:
+        """Calls `hook(grad)` when this tensor's gradient is known; it may return another in its place.
+
+        Returns a function that removes the hook.
+        """
+        if not self.requires_grad:
+            raise RuntimeError("register_hook() on a tensor that requires no gradient")
+        if self.node is None:
+            if self._hooks is None:
+                self._hooks = []
+            hooks = self._hooks
+        else:
+            if self.node.hooks is None:
+                self.node.hooks = {}
+            hooks = self.node.hooks.setdefault(self._output, [])
+        hooks.append(hook)
+        return lambda: hooks.remove(hook)
+
+    def register_post_accumulate_grad_hook(self, hook: PostHook) -> Callable[[], None]:
+        """Calls `hook(tensor)` after `grad` of this leaf was added to. Returns a function that removes the hook."""
+        if not (self.is_leaf and self.requires_grad):
+            raise RuntimeError("register_post_accumulate_grad_hook() is for leaves that require a gradient")
+        if self._post_hooks is None:
+            self._post_hooks = []
+        hooks = self._post_hooks
+        hooks.append(hook)
+        return lambda: hooks.remove(hook)
+
+    def retain_grad(self) -> None:
+        """Keeps the gradient of this tensor in `grad`, although it is no leaf."""
+        if self.node is not None:
+
+            def keep(gradient: Tensor) -> None:
+                self.grad = gradient
+
+            self.register_hook(keep)
+
+    def edge(self) -> tuple[Any, int]:
+        """Where a gradient of this tensor goes: (node, output), or (this leaf, 0)."""
+        return (self, 0) if self.node is None else (self.node, self._output)
+
+    def accumulate(self, gradient: Array, *, owned: bool) -> None:
+        """Adds to `grad` of a leaf. `owned` says that the array is nobody else's, so that it can be kept."""
+        if self._hooks:
+            replaced = run_hooks(self._hooks, gradient)
+            owned = owned and replaced is gradient
+            gradient = replaced
+        kernels = runtime(self.device)
+        if self.grad is not None:
+            kernels.add(self.grad.array, self.grad.array, gradient)
+        elif owned:
+            self.grad = Tensor(gradient)
+        else:
+            copied = kernels.empty_like(gradient)
+            kernels.copy(copied, gradient)
+            self.grad = Tensor(copied)
+        for hook in self._post_hooks or ():
+            hook(self)
+
+    def become(self, other: Tensor) -> None:
+        """Takes the place of `other`, the result of an operation that wrote this tensor's memory."""
+        self.array, self.node, self._output = other.array, other.node, other._output
+        self.requires_grad = other.requires_grad
+
+
+class _KeepAlive:
+    """Lets NumPy view an array's memory and hold its storage for as long as the view lives."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self.__array_interface__ = array.ndarray.__array_interface__

@@ -1,0 +1,18 @@
+"""How many threads the CPU's kernels use."""
+
+from __future__ import annotations
+
+from framework.kernels import onednn
+
+
+def set_num_threads(count: int) -> None:
+    """Lets oneDNN's kernels use `count` threads. NumPy's own are set by its library's environment, before import."""
+    if count < 1:
+        raise ValueError(f"a number of threads is at least 1, not {count}")
+    if onednn.available():
+        onednn.set_num_threads(count)
+
+
+def get_num_threads() -> int:
+    """The threads that oneDNN's kernels use; 1 without oneDNN."""
+    return onednn.get_num_threads() if onednn.available() else 1
