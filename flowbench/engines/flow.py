@@ -81,15 +81,14 @@ class FlowEager(Engine):
 
 
 def _build_model(flow: Any, task: Task) -> Any:
-    if task.cell.model == "linear":
-        classes, features = task.weights["weight"].shape
-        return _Linear(flow, features, classes)
-    return getattr(flow.models, task.cell.model)(num_classes=len(task.weights["fc.bias"]))
+    if task.cell.model != "linear":
+        return getattr(flow.models, task.cell.model)(num_classes=len(task.weights["fc.bias"]))
+    classes, features = task.weights["weight"].shape
 
-
-def _Linear(flow: Any, features: int, classes: int) -> Any:  # noqa: N802
     class Linear(flow.nn.Linear):
-        def forward(self, x: Any) -> Any:
-            return super().forward(x.flatten(1))
+        """One linear layer on flattened images; it keeps its names, without the prefix a Sequential would give."""
+
+        def forward(self, images: Any) -> Any:
+            return super().forward(images.flatten(1))
 
     return Linear(features, classes)

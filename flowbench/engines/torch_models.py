@@ -64,9 +64,7 @@ class ResNet(nn.Module):
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         for stage in range(1, 5):
             blocks = sorted({int(name.split(".")[1]) for name in shapes if name.startswith(f"layer{stage}.")})
-            layers = [
-                Block(f"layer{stage}.{block}", shapes, 2 if stage > 1 and block == 0 else 1) for block in blocks
-            ]
+            layers = [Block(f"layer{stage}.{block}", shapes, 2 if stage > 1 and block == 0 else 1) for block in blocks]
             setattr(self, f"layer{stage}", nn.Sequential(*layers))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         classes, features = shapes["fc.weight"]

@@ -56,3 +56,8 @@ def event_line(event: Event) -> bytes:
 def read_event(line: bytes) -> Event:
     """The event of a line; ValueError where it is none."""
     return decode(Event, json.loads(line))
+
+
+def event_limit(job: Job) -> int:
+    """More bytes than an event of `job` can have."""
+    return 100_000 + 200 * (job.steps + job.warmup)

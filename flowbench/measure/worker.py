@@ -10,7 +10,6 @@ import importlib
 import math
 import os
 import sys
-import traceback
 
 from flowbench.engine import Engine, Task, Training, load_engine
 from flowbench.measure.clock import time_step
@@ -22,18 +21,16 @@ from flowbench.workload.data import make_batches, make_weights
 from flowbench.workload.models import describe_model
 
 
-def main(commands: int, events: int) -> int:
-    """Run the job read from `commands`; returns the exit status."""
+def main(commands: int, events: int) -> None:
+    """Run the job read from `commands`; whatever the engine raises goes to the parent, then to standard error."""
     for descriptor in (commands, events):
         os.set_inheritable(descriptor, False)  # what the engine starts must not keep the parent waiting
     rank = Rank(commands, events)
     try:
         rank.run()
-    except BaseException as error:  # an engine may raise anything, SystemExit too: the parent is told in any case
-        traceback.print_exc()
+    except BaseException as error:
         rank.tell(error=_describe(error))
-        return 1
-    return 0
+        raise
 
 
 class Rank:
@@ -67,13 +64,13 @@ class Rank:
         training.reset_peaks()
         meter.reset()
         if not meter.resets:
-            self.tell(note="the peak of resident memory includes building and warm-up: the system does not let it be reset")
+            self.tell(
+                note="the peak of resident memory includes building and warm-up: the system does not let it be reset"
+            )
         self._enter("steps")
         steps_ms = self._steps(training, meter, losses, job.warmup, job.steps)
         self._phase = "end"
-        memory = Memory(
-            training.allocated_peak_bytes(), training.reserved_peak_bytes(), meter.peak(), held_before
-        )
+        memory = Memory(training.allocated_peak_bytes(), training.reserved_peak_bytes(), meter.peak(), held_before)
         threads = training.threads()
         if threads is None:
             self.tell(note="the engine cannot tell how many threads it uses")
@@ -136,4 +133,4 @@ def _describe(error: BaseException) -> str:
 
 if __name__ == "__main__":
     die_with_parent()
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -30,12 +30,12 @@ class DocumentError(FlowbenchError):
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine of this sitting: its registered name, the name shown to people, its library and version."""
+    """An engine of this sitting: its registered name, the name shown to people, its library and (once loaded) version."""
 
     name: Name
     display_name: Name
     library: Name
-    version: Name
+    version: Name | None
 
 
 @dataclass(frozen=True)

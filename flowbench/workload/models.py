@@ -109,9 +109,7 @@ class _Layers:
             self.channels, self.height, self.width = before
             self.convolution(f"{prefix}.downsample.0", f"{prefix}.downsample.1", after, 1, stride)
 
-    def convolution(
-        self, name: str, norm: str, channels: int, kernel: int, stride: int, last: bool = False
-    ) -> None:
+    def convolution(self, name: str, norm: str, channels: int, kernel: int, stride: int, last: bool = False) -> None:
         fan_in = self.channels * kernel * kernel
         self.height, self.width = -(-self.height // stride), -(-self.width // stride)
         self.multiply_adds += channels * fan_in * self.height * self.width

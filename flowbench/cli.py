@@ -1,0 +1,177 @@
+"""The command line: parses, calls, prints. Nothing heavy is imported before it is known what is asked for."""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from flowbench import __version__
+from flowbench.errors import FlowbenchError, Interrupted
+
+FORMATS = ("console", "speed-stats", "markdown", "json")
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit: 0 fine, 1 a regression was found, 2 could not run or judge, 130 interrupted."""
+    try:
+        status = cli(arguments, prog_name="flowbench", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        status = stop.exit_code
+    except click.ClickException as error:
+        status = _complain(error.format_message(), 2)
+    except FlowbenchError as error:
+        status = _complain(str(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        status = _complain("interrupted", Interrupted.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; what is still buffered has nowhere to go.
+        sys.stdout = None  # type: ignore[assignment]
+        status = 0
+    except Exception:  # noqa: BLE001 - a fault of ours: Python's own status 1 would read as "a regression was found"
+        traceback.print_exc()
+        status = _complain("this is a fault in flowbench: please report it with the lines above", 2)
+    sys.exit(status or 0)
+
+
+class _ManyValues(click.Command):
+    """A command without arguments, whose repeatable options also take several values: `--batch-size 4 2 1`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        many = {name for p in self.params if isinstance(p, click.Option) and p.multiple for name in p.opts}
+        spread: list[str] = []
+        option = None
+        for position, word in enumerate(args):
+            if word.startswith("-"):
+                option = word if word in many else None
+            elif option is not None and position > 0 and args[position - 1] != option:
+                spread.append(option)
+            spread.append(word)
+        return super().parse_args(ctx, spread)
+
+
+class _ImageShape(click.ParamType):
+    """CxHxW."""
+
+    name = "CxHxW"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d{1,9})[x×,](\d{1,9})[x×,](\d{1,9})", value.strip())
+        shape = tuple(map(int, match.groups())) if match else ()
+        if not shape or 0 in shape:
+            self.fail(f"{value!r} is not three whole numbers from 1, expected CxHxW, for example 3x224x224", param, ctx)
+        return shape
+
+
+_COUNT = click.IntRange(min=1, max=1_000_000)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def cli() -> None:
+    """Measures deep-learning frameworks against each other, and reports what it measured.
+
+    Exit codes: 0 fine, 1 a regression was found, 2 could not run or could not judge, 130 interrupted.
+    """
+
+
+@cli.command(cls=_ManyValues)
+@click.option(
+    "--preset", metavar="NAME", help="A named grid: smoke, cpu, seed, full. Default: what suits this machine."
+)
+@click.option("--engine", "engines", multiple=True, metavar="NAME …", help="The engines. Default: the preset's.")
+@click.option("--reference", metavar="NAME", help="The engine that others are compared with. Default: torch-eager; none compares nothing.")
+@click.option("--model", "models", multiple=True, metavar="NAME …", help="The models. Default: the preset's.")
+@click.option("--batch-size", "batch_sizes", multiple=True, type=_COUNT, metavar="N …", help="Images per step.")
+@click.option("--input-shape", "image_shape", type=_ImageShape(), help="The shape of one image, for example 3x224x224.")
+@click.option("--steps", type=_COUNT, help="Timed steps per process.")
+@click.option("--warmup", type=click.IntRange(0, 1_000_000), help="Steps before them that are not counted.")
+@click.option("--pairs", type=_COUNT, help="Rounds in which each engine runs once, in a fresh process.")
+@click.option(
+    "--threads", type=click.IntRange(1, 10_000), help="CPU threads, the same for all. Default: the cores here."
+)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of weights and data. Default: 0.")
+@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="A process without progress for so long hangs. Default: derived from its steps.")  # fmt: skip
+@click.option("--wall-cap", "wall_cap_s", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+              help="Begin no further round after so long.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out"), show_default=True, metavar="DIR",
+              help="Where the run document and its reports are written.")  # fmt: skip
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DOC", help="Go on with a run that was stopped.")
+@click.option("--dry-run", is_flag=True, help="List the cells and estimate the time; measure nothing.")
+def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
+    """Measure the cells of a preset and report them."""
+    from flowbench import sitting
+
+    request = sitting.Request(**asked)
+    command = ("flowbench", *sys.argv[1:])
+    if dry_run:
+        click.echo(sitting.dry_run(request, resume, command))
+        return 0
+    return sitting.run(request, resume, out, command)
+
+
+@cli.command()
+@click.argument("document", type=click.Path(path_type=Path))
+@click.option("--format", "form", type=click.Choice(FORMATS), default="console", show_default=True)
+def report(document: Path, form: str) -> None:
+    """Print the report of a run document."""
+    from flowbench.record.run import read_document
+    from flowbench.report import render
+
+    click.echo(render(read_document(document), form).rstrip("\n"))
+
+
+@cli.command()
+@click.argument("file", type=click.Path(allow_dash=True, path_type=Path))
+def parse(file: Path) -> None:
+    """Read a "Speed stats" text of any dialect (- reads standard input) and print what it says as JSON."""
+    import json
+
+    from flowbench.report import parse as parse_text
+
+    entries, warnings = parse_text(_read_text(file))
+    click.echo(json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False))
+    for warning in warnings:
+        click.echo(f"flowbench: {file}: {warning}", err=True)
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON schema of the run document."""
+    import json
+
+    from flowbench.record.run import document_schema
+
+    click.echo(json.dumps(document_schema(), indent=2))
+
+
+@cli.command()
+def doctor() -> int:
+    """Say what this machine can measure, which engines are there and what disturbs measurements."""
+    from flowbench.doctor import examine, format_examination
+
+    checks = examine()
+    click.echo(format_examination(checks))
+    return 2 if any(check.level == "bad" for check in checks) else 0
+
+
+def _read_text(file: Path) -> str:
+    try:
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        return content.decode("utf-8-sig")
+    except OSError as error:
+        raise FlowbenchError(f"{file}: {error.strerror}, expected a readable text") from None
+    except UnicodeDecodeError as error:
+        raise FlowbenchError(f"{file}: not UTF-8 text (byte {error.start}), expected a Speed stats text") from None
+
+
+def _complain(message: str, status: int) -> int:
+    click.echo(f"flowbench: {' '.join(message.split())}", err=True)
+    return status

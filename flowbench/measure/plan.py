@@ -1,0 +1,195 @@
+"""From what was asked to what will be measured: the cells, the protocol, and what is left out with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import flowbench
+from flowbench.cell import Cell
+from flowbench.engine import Engine, load_engine
+from flowbench.errors import FlowbenchError
+from flowbench.measure.schedule import ORDER
+from flowbench.presets import Preset, default_preset, find_preset
+from flowbench.record import machine as fingerprint
+from flowbench.record.run import Ending, Machine, NotMeasured, Protocol, RunDocument
+from flowbench.record.run import Engine as EngineRecord
+from flowbench.record.store import new_run_id
+from flowbench.workload import losses
+from flowbench.workload.data import BATCHES
+from flowbench.workload.models import check_input, describe_model
+
+
+# Given as the reference: measure the engines asked for and compare with nothing.
+NO_REFERENCE = "none"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for; None or empty takes the preset's (or the machine's) value."""
+
+    preset: str | None = None
+    engines: tuple[str, ...] = ()
+    reference: str | None = None
+    models: tuple[str, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    image_shape: tuple[int, int, int] | None = None
+    steps: int | None = None
+    warmup: int | None = None
+    pairs: int | None = None
+    threads: int | None = None
+    seed: int | None = None
+    timeout_s: float | None = None
+    wall_cap_s: float | None = None
+
+    def conflicts(self, document: RunDocument) -> list[str]:
+        """What was asked for and differs from `document`'s settings, each in words."""
+        protocol = document.protocol
+        pairs = [
+            ("preset", self.preset, document.preset),
+            ("reference", self.reference, document.reference or NO_REFERENCE),
+            ("engines", set(self.engines), {engine.name for engine in document.engines}),
+            ("models", set(self.models), {cell.model for cell in document.cells}),
+            ("batch sizes", set(self.batch_sizes), {cell.input_shape[0] for cell in document.cells}),
+            ("input shapes", {self.image_shape} - {None}, {cell.input_shape[1:] for cell in document.cells}),
+        ]
+        names = ("steps", "warmup", "pairs", "threads", "seed", "timeout_s", "wall_cap_s")
+        pairs += [(name, getattr(self, name), getattr(protocol, name)) for name in names]
+        return [f"{name} {theirs}, asked for {ours}" for name, ours, theirs in pairs if ours and ours != theirs]
+
+
+def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
+    """The document of a sitting before its first sample; raises FlowbenchError for what cannot be measured at all."""
+    machine = fingerprint.read_machine()
+    name = request.preset or default_preset(machine.gpus)
+    preset = _with_request(find_preset(name), request)
+    threads = request.threads or fingerprint.default_threads(machine)
+    _check_size(preset, machine)
+    engines, not_measured = _available(preset)
+    cells = []
+    for cell in preset.cells(threads):
+        reason = engines[cell.engine].unsupported(cell.case) if cell.engine in engines else None
+        if reason is not None:
+            not_measured.append(NotMeasured(cell.label, reason))
+        elif cell.engine in engines:
+            cells.append(cell)
+    if not cells:
+        reasons = "; ".join(f"{left_out.what}: {left_out.reason}" for left_out in not_measured)
+        raise FlowbenchError(f"nothing can be measured here: {reasons}")
+    created = datetime.now(UTC)
+    return RunDocument(
+        run_id=new_run_id(created),
+        created=created.isoformat(timespec="seconds"),
+        flowbench_version=flowbench.__version__,
+        command=tuple(command),
+        preset=name,
+        reference=preset.reference if preset.reference in engines else None,
+        engines=tuple(
+            EngineRecord(engine_name, engine.display_name, engine.library, None)
+            for engine_name, engine in engines.items()
+        ),
+        protocol=_protocol(preset, request, threads),
+        git=fingerprint.read_git(Path(flowbench.__file__).parent),
+        machine=machine,
+        versions=fingerprint.read_versions(),
+        cells=tuple(cells),
+        samples=(),
+        findings=(),
+        not_measured=tuple(not_measured),
+        ending=Ending("running", None, None),
+    )
+
+
+def check_resumable(document: RunDocument, request: Request, source: str) -> None:
+    """Raise FlowbenchError, naming what differs, where `document` was not measured here with these settings."""
+    now = fingerprint.read_git(Path(flowbench.__file__).parent)
+    differences = [
+        *request.conflicts(document),
+        *(
+            f"machine's {text}"
+            for text in fingerprint.machine_differences(document.machine, fingerprint.read_machine())
+        ),
+    ]
+    if (document.git and document.git.commit) != (now and now.commit):
+        differences.append(f"commit: {document.git and document.git.commit} / {now and now.commit}")
+    if (document.git and document.git.dirty) != (now and now.dirty):
+        differences.append("the working tree was changed in one of the two sittings")
+    versions = fingerprint.read_versions()
+    differences += [
+        f"version of {name}: {document.versions.get(name)} / {versions.get(name)}"
+        for name in sorted({*document.versions, *versions})
+        if document.versions.get(name) != versions.get(name)
+    ]
+    if differences:
+        raise FlowbenchError(f"{source} cannot be resumed here (then / now): {'; '.join(differences)}; start a new run")
+    for engine in document.engines:
+        reason = load_engine(engine.name).unavailable()
+        if reason is not None:
+            raise FlowbenchError(f"{source} cannot be resumed here: engine {engine.name}: {reason}")
+
+
+def _with_request(preset: Preset, request: Request) -> Preset:
+    reference = None if request.reference == NO_REFERENCE else request.reference or preset.reference
+    engines = request.engines or preset.engines
+    if reference and (request.engines or request.reference):
+        engines = (*(engine for engine in dict.fromkeys(engines) if engine != reference), reference)
+    return dataclasses.replace(
+        preset,
+        engines=tuple(dict.fromkeys(engines)),
+        reference=reference,
+        models=tuple(dict.fromkeys(request.models)) or preset.models,
+        image_shapes=(request.image_shape,) if request.image_shape else preset.image_shapes,
+        batch_sizes=tuple(dict.fromkeys(request.batch_sizes)) or preset.batch_sizes,
+        steps=request.steps or preset.steps,
+        warmup=preset.warmup if request.warmup is None else request.warmup,
+        pairs=request.pairs or preset.pairs,
+    )
+
+
+def _available(preset: Preset) -> tuple[dict[str, Engine], list[NotMeasured]]:
+    engines: dict[str, Engine] = {}
+    not_measured = []
+    for name in preset.engines:
+        engine = load_engine(name)
+        reason = engine.unavailable()
+        if reason is None:
+            engines[name] = engine
+        elif name == preset.reference:
+            not_measured.append(NotMeasured(name, f"{reason}; without it there is no reference, and no ratio"))
+        else:
+            not_measured.append(NotMeasured(name, reason))
+    return engines, not_measured
+
+
+def _protocol(preset: Preset, request: Request, threads: int) -> Protocol:
+    return Protocol(
+        steps=preset.steps,
+        warmup=preset.warmup,
+        pairs=preset.pairs,
+        threads=threads,
+        order=ORDER,
+        seed=request.seed or 0,
+        learning_rate=losses.LEARNING_RATE,
+        momentum=losses.MOMENTUM,
+        loss_tolerance=losses.TOLERANCE,
+        timeout_s=request.timeout_s,
+        wall_cap_s=request.wall_cap_s,
+    )
+
+
+def _check_size(preset: Preset, machine: Machine) -> None:
+    """Refuse what cannot fit before anything is started: the rest shows when it runs."""
+    any_cell: Cell
+    for any_cell in preset.cells(threads=1):
+        check_input(any_cell.model, any_cell.input_shape)
+        model = describe_model(any_cell.model, any_cell.input_shape[1:])
+        values = BATCHES * math.prod(any_cell.input_shape) + sum(math.prod(entry.shape) for entry in model.parameters)
+        if values * 4 > machine.memory_bytes:
+            raise FlowbenchError(
+                f"{any_cell.case.label}: its batches and weights alone need {values * 4 / 2**30:,.0f} GiB, this machine "
+                f"has {machine.memory_bytes / 2**30:,.0f} GiB: take a smaller batch size or input shape"
+            )

@@ -1,0 +1,259 @@
+"""A group of rank processes: started together, released together, watched, and ended to the last child."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flowbench.cell import Cell
+from flowbench.measure.processes import MARK, end_group, end_marked
+from flowbench.measure.wire import Event, Job, event_limit, job_line, read_event
+from flowbench.record.run import RankSample
+
+# Without a word from a rank for this long it counts as hanging: before its first step (imports, plans and caches are made
+# there), and between steps, where a multiple of the longest step seen so far is allowed if that is more.
+SILENCE_BEFORE_STEPS_S = 300.0
+SILENCE_S = 60.0
+SILENCE_STEPS = 20
+
+_TAIL_BYTES = 4000
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What came of one group: its ranks' samples, or the first failure; what ranks remarked; what had to be ended."""
+
+    ranks: tuple[RankSample, ...]
+    error: str | None
+    notes: tuple[str, ...]
+    library_version: str | None
+    left_behind: tuple[str, ...]
+
+
+def run_group(
+    job: Job, mark: str, silence_s: float | None = None, on_step: Callable[[int], None] = lambda step: None
+) -> GroupResult:
+    """Run `job` in fresh processes, one per rank of its cell; `on_step` is told the steps of rank 0.
+
+    Whatever happens, an interruption too, no process of the group is left. `silence_s` replaces the derived limits.
+    """
+    group = _Group(job, mark, silence_s, on_step)
+    try:
+        group.start()
+        group.watch()
+    finally:
+        left_behind = group.end()
+    return group.result(left_behind)
+
+
+@dataclass(eq=False)
+class _Rank:
+    """One rank process as its parent sees it."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    commands: int
+    events: int
+    output: int
+    pending: bytes = b""
+    tail: bytes = b""
+    last: Event = field(default_factory=lambda: Event("start"))
+    result: RankSample | None = None
+    heard: float = field(default_factory=time.monotonic)
+    longest_step_s: float = 0.0
+
+
+class _Group:
+    def __init__(self, job: Job, mark: str, silence_s: float | None, on_step: Callable[[int], None]) -> None:
+        self._job, self._mark, self._silence_s, self._on_step = job, mark, silence_s, on_step
+        self._ranks: list[_Rank] = []
+        self._selector = selectors.DefaultSelector()
+        self._error: str | None = None
+        self._notes: list[str] = []
+        self._version: str | None = None
+        self._kills_before = _memory_kills()
+
+    def start(self) -> None:
+        for number in range(self._job.cell.world_size):
+            rank = _start_rank(number, self._job.cell, self._mark)
+            self._ranks.append(rank)
+            for descriptor in (rank.events, rank.output):
+                os.set_blocking(descriptor, False)
+                self._selector.register(descriptor, selectors.EVENT_READ, rank)
+            self._send(rank, job_line(replace(self._job, rank=number)))
+
+    def watch(self) -> None:
+        """Until all ranks are done, or one has failed."""
+        released = False
+        while self._error is None and any(rank.process.poll() is None for rank in self._ranks):
+            for key, _ in self._selector.select(timeout=0.1):
+                self._read(key.data, key.fd)
+            if not released and all(rank.last.phase == "barrier" for rank in self._ranks):
+                released = True
+                for rank in self._ranks:
+                    self._send(rank, b"go\n")
+            self._check()
+        for rank in self._ranks:  # what was written just before the end
+            self._read(rank, rank.events)
+            self._read(rank, rank.output)
+        self._check()
+
+    def end(self) -> tuple[str, ...]:
+        """Kill what still runs; returns the command lines of processes that outlived their rank."""
+        clean = self._error is None and all(rank.process.poll() == 0 for rank in self._ranks)
+        for rank in self._ranks:
+            if not clean:
+                end_group(rank.process.pid)
+            rank.process.wait()
+            for descriptor in (rank.commands, rank.events, rank.output):
+                os.close(descriptor)
+        self._selector.close()
+        left_behind = tuple(end_marked(self._mark))
+        for rank in self._ranks:
+            end_group(rank.process.pid)
+        return left_behind if clean else ()
+
+    def result(self, left_behind: tuple[str, ...]) -> GroupResult:
+        ranks = tuple(rank.result for rank in self._ranks if rank.result is not None)
+        error = self._error
+        if error is None and len(ranks) < len(self._ranks):
+            error = "a rank ended without a result"
+        return GroupResult(() if error else ranks, error, tuple(self._notes), self._version, left_behind)
+
+    def _send(self, rank: _Rank, line: bytes) -> None:
+        try:
+            os.write(rank.commands, line)
+        except BrokenPipeError:
+            return  # it died; _check says of what
+
+    def _read(self, rank: _Rank, descriptor: int) -> None:
+        for chunk in _chunks(descriptor):
+            if descriptor == rank.output:
+                rank.tail = (rank.tail + chunk)[-_TAIL_BYTES:]
+                continue
+            *lines, rank.pending = (rank.pending + chunk).split(b"\n")
+            for line in lines:
+                self._hear(rank, line)
+            if len(rank.pending) > event_limit(self._job):
+                self._fail(rank, "wrote more on the pipe of results than a result can be")
+                return
+
+    def _hear(self, rank: _Rank, line: bytes) -> None:
+        try:
+            event = read_event(line)
+        except ValueError as error:
+            self._fail(rank, f"sent a result that cannot be right: {error}")
+            return
+        now = time.monotonic()
+        if event.step is not None:
+            if rank.last.step is not None:
+                rank.longest_step_s = max(rank.longest_step_s, now - rank.heard)
+            if rank.number == 0:
+                self._on_step(event.step)
+        rank.heard = now
+        rank.last = event
+        rank.result = event.result or rank.result
+        self._version = event.library_version or self._version
+        if event.note:
+            self._notes.append(event.note)
+        if event.error is not None:
+            self._fail(rank, f"{event.error} (in phase {event.phase})")
+
+    def _check(self) -> None:
+        for rank in self._ranks:
+            status = rank.process.poll()
+            if status is None:
+                self._check_silence(rank)
+            elif rank.result is None:
+                self._fail(rank, self._death(rank, status))
+
+    def _check_silence(self, rank: _Rank) -> None:
+        if rank.last.phase == "barrier" and any(other.last.phase != "barrier" for other in self._ranks):
+            return  # it waits for the others, which are watched
+        stepping = rank.last.step is not None
+        derived = max(SILENCE_S, SILENCE_STEPS * rank.longest_step_s) if stepping else SILENCE_BEFORE_STEPS_S
+        limit = self._silence_s or derived
+        if time.monotonic() - rank.heard > limit:
+            where = f"phase {rank.last.phase}" + (f", after step {rank.last.step}" if stepping else "")
+            self._fail(rank, f"hangs: no sign of progress for {limit:g} s in {where}")
+
+    def _death(self, rank: _Rank, status: int) -> str:
+        where = f"in phase {rank.last.phase}" + (f", after step {rank.last.step}" if rank.last.step is not None else "")
+        if status < 0:
+            name = signal.Signals(-status).name
+            if -status == signal.SIGKILL and _memory_kills() > self._kills_before:
+                return f"killed by {name} {where}: the system ran out of memory"
+            return f"died of {name} {where}" + self._last_words(rank)
+        return f"ended with status {status} {where}, without a result" + self._last_words(rank)
+
+    def _last_words(self, rank: _Rank) -> str:
+        lines = [line for line in rank.tail.decode(errors="replace").splitlines() if line.strip()]
+        return f"; its last words: {lines[-1].strip()[:500]}" if lines else ""
+
+    def _fail(self, rank: _Rank, what: str) -> None:
+        who = f"rank {rank.number}: " if len(self._ranks) > 1 else ""
+        self._error = self._error or who + what
+
+
+def _start_rank(number: int, cell: Cell, mark: str) -> _Rank:
+    command_read, command_write = os.pipe()
+    event_read, event_write = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "flowbench.measure.worker", str(command_read), str(event_write)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            pass_fds=(command_read, event_write),
+            env=_environment(number, cell, mark),
+            start_new_session=True,
+        )
+    finally:
+        os.close(command_read)
+        os.close(event_write)
+    assert process.stdout is not None
+    return _Rank(number, process, command_write, event_read, os.dup(process.stdout.fileno()))
+
+
+def _environment(number: int, cell: Cell, mark: str) -> dict[str, str]:
+    """The threads are set here because OpenMP reads them once, when its library is loaded."""
+    environment = dict(os.environ)
+    environment |= dict.fromkeys(_THREAD_VARIABLES, str(cell.threads))
+    # A rank finds what this process finds, from wherever it was started.
+    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    environment[MARK] = mark
+    if cell.world_size > 1:
+        environment |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(cell.world_size)}
+    return environment
+
+
+def _chunks(descriptor: int) -> Iterator[bytes]:
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(descriptor, 65536):
+            yield chunk
+
+
+def _memory_kills() -> int:
+    """How often the kernel has killed a process for memory since it started (Linux; elsewhere 0)."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        return 0
+    return 0

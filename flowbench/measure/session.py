@@ -1,0 +1,201 @@
+"""One sitting: runs the turns of a document that are missing, and writes each sample down before the next is measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+from flowbench.cell import Cell
+from flowbench.measure.disturbance import Counters, disturbances, read_counters
+from flowbench.measure.guard import Guard
+from flowbench.measure.processes import end_marked
+from flowbench.measure.ranks import GroupResult, run_group
+from flowbench.measure.schedule import Turn, estimate_s, plan_turns
+from flowbench.measure.wire import Job
+from flowbench.record import store
+from flowbench.record.run import Ending, Finding, NotMeasured, RunDocument, Sample
+from flowbench.workload.losses import compare_losses
+
+
+class Watcher(Protocol):
+    """Who is told how the sitting goes."""
+
+    def turn(self, turn: Turn, number: int, turns: int, left_s: float) -> None:
+        """A turn begins: its number of all, and about how long all that is left will take."""
+
+    def step(self, step: int) -> None:
+        """A step, warm-up included, is done."""
+
+    def sample(self, sample: Sample) -> None:
+        """A turn has ended."""
+
+
+def run_session(path: Path, document: RunDocument, watcher: Watcher) -> RunDocument:
+    """Measure what is missing in `document`, kept at `path`; returns it with its ending.
+
+    KeyboardInterrupt passes through after all processes are gone and the document says how far it came.
+    """
+    session = _Session(path, document, watcher)
+    with store.held(path), Guard(document.run_id):
+        try:
+            session.run()
+        except KeyboardInterrupt:
+            session.finish("interrupted", "stopped by the user or the system")
+            raise
+        finally:
+            end_marked(document.run_id)
+    return session.document
+
+
+def whole_rounds(document: RunDocument) -> RunDocument:
+    """The document without rounds that were begun and not finished: their parts would be measured far apart."""
+    turns = plan_turns(document.cells, document.protocol.pairs)
+    given_up = _given_up(document.samples)
+    done = {(sample.cell, sample.pair) for sample in document.samples}
+    broken = {
+        (turn.cell.case, turn.pair)
+        for turn in turns
+        if (turn.cell.key, turn.pair) not in done and turn.cell.key not in given_up
+    }
+    kept = tuple(s for s in document.samples if (document.by_key[s.cell].case, s.pair) not in broken)
+    left = len(document.samples) - len(kept)
+    note = Finding("resumed", f"{left} samples of unfinished rounds were measured anew", None, None)
+    ending = Ending("running", None, None)
+    not_measured = tuple(left_out for left_out in document.not_measured if not left_out.reason.startswith(_UNREACHED))
+    findings = (*document.findings, note) if left else document.findings
+    return replace(document, samples=kept, findings=findings, ending=ending, not_measured=not_measured)
+
+
+_UNREACHED = "the sitting ended before it"
+
+
+class _Session:
+    def __init__(self, path: Path, document: RunDocument, watcher: Watcher) -> None:
+        self.document = document
+        self._path, self._watcher = path, watcher
+        self._began = time.monotonic()
+        self._estimated_s = self._spent_s = 0.0
+
+    def run(self) -> None:
+        turns = plan_turns(self.document.cells, self.document.protocol.pairs)
+        done = {(sample.cell, sample.pair) for sample in self.document.samples}
+        missing = [turn for turn in turns if (turn.cell.key, turn.pair) not in done]
+        for index, turn in enumerate(missing):
+            if turn.cell.key in _given_up(self.document.samples):
+                continue
+            if turn.position == 0 and self._over_wall_cap():
+                self.finish("wall_cap", f"the cap of {self.document.protocol.wall_cap_s:g} s was reached")
+                return
+            self._watcher.turn(turn, index + 1, len(missing), self._left_s(missing[index:]))
+            self._measure(turn)
+        self.finish("complete", None)
+
+    def finish(self, how: Literal["complete", "interrupted", "wall_cap"], reason: str | None) -> None:
+        """Write the ending, and what was not reached."""
+        turns = plan_turns(self.document.cells, self.document.protocol.pairs)
+        reached = {sample.cell for sample in self.document.samples}
+        unreached = dict.fromkeys(turn.cell for turn in turns if turn.cell.key not in reached)
+        left_out = tuple(NotMeasured(cell.label, f"{_UNREACHED}: {reason or how}") for cell in unreached)
+        finished = datetime.now(UTC).isoformat(timespec="seconds")
+        self._write(not_measured=(*self.document.not_measured, *left_out), ending=Ending(how, finished, reason))
+
+    def _measure(self, turn: Turn) -> None:
+        started, before = datetime.now(UTC).isoformat(timespec="milliseconds"), read_counters()
+        protocol = self.document.protocol
+        job = Job(
+            cell=turn.cell,
+            rank=0,
+            steps=protocol.steps,
+            warmup=protocol.warmup,
+            seed=protocol.seed,
+            learning_rate=protocol.learning_rate,
+            momentum=protocol.momentum,
+        )
+        result = run_group(job, self.document.run_id, protocol.timeout_s, self._watcher.step)
+        after = read_counters()
+        wall_s = after.wall_s - before.wall_s
+        self._estimated_s += estimate_s(turn.cell, protocol.steps + protocol.warmup)
+        self._spent_s += wall_s
+        sample = Sample(
+            cell=turn.cell.key,
+            pair=turn.pair,
+            position=turn.position,
+            started=started,
+            wall_s=wall_s,
+            status="failed" if result.error else "ok",
+            error=result.error,
+            loss_difference=None,
+            ranks=result.ranks,
+        )
+        samples = _judged((*self.document.samples, sample), self.document, turn)
+        self._write(
+            samples=samples,
+            findings=(*self.document.findings, *self._findings(turn, result, before, after)),
+            engines=self._engines(turn.cell, result.library_version),
+        )
+        self._watcher.sample(samples[-1])
+
+    def _findings(self, turn: Turn, result: GroupResult, before: Counters, after: Counters) -> Iterable[Finding]:
+        known = {(finding.message, finding.cell) for finding in self.document.findings}
+        for kind, message in disturbances(before, after, self.document.machine.usable_cores):
+            yield Finding(kind, message, turn.cell.key, turn.pair)
+        for note in dict.fromkeys(result.notes):
+            if (note, turn.cell.key) not in known:
+                yield Finding("remark", note, turn.cell.key, turn.pair)
+        for command in result.left_behind:
+            message = f"the engine left a process running, it was ended: {command[:200]}"
+            yield Finding("left behind", message, turn.cell.key, turn.pair)
+
+    def _engines(self, cell: Cell, version: str | None) -> tuple[object, ...]:
+        return tuple(
+            replace(engine, version=version) if engine.name == cell.engine and version else engine
+            for engine in self.document.engines
+        )
+
+    def _over_wall_cap(self) -> bool:
+        cap_s = self.document.protocol.wall_cap_s
+        return cap_s is not None and time.monotonic() - self._began > cap_s
+
+    def _left_s(self, turns: Iterable[Turn]) -> float:
+        """The estimate, corrected by how the ones before came out."""
+        protocol = self.document.protocol
+        ratio = self._spent_s / self._estimated_s if self._estimated_s else 1.0
+        return ratio * sum(estimate_s(turn.cell, protocol.steps + protocol.warmup) for turn in turns)
+
+    def _write(self, **changes: object) -> None:
+        self.document = dataclasses.replace(self.document, **changes)  # type: ignore[arg-type]
+        store.replace(self._path, self.document)
+
+
+def _given_up(samples: Iterable[Sample]) -> set[str]:
+    """Cells that failed or are void: what happened once is not tried in every round."""
+    return {sample.cell for sample in samples if sample.status != "ok"}
+
+
+def _judged(samples: tuple[Sample, ...], document: RunDocument, turn: Turn) -> tuple[Sample, ...]:
+    """The samples, with this round's losses compared as soon as the reference's are there."""
+    reference = document.reference and Cell.of(turn.cell.case, document.reference).key
+    round_of = {sample.cell: sample for sample in samples if sample.pair == turn.pair and sample.status == "ok"}
+    if reference not in round_of:
+        return samples
+    theirs = round_of[reference]
+
+    def judge(sample: Sample) -> Sample:
+        if sample.cell == reference or sample is not round_of.get(sample.cell) or sample.loss_difference is not None:
+            return sample
+        if document.by_key[sample.cell].case != turn.cell.case:
+            return sample
+        for ours, reference_rank in zip(sample.ranks, theirs.ranks, strict=True):
+            difference, reason = compare_losses(ours.losses, reference_rank.losses, document.protocol.loss_tolerance)
+            sample = replace(sample, loss_difference=max(difference or 0.0, sample.loss_difference or 0.0))
+            if reason is not None:
+                text = f"{reason}; a wrong result has no speed"
+                return replace(sample, status="void", error=text, loss_difference=difference)
+        return sample
+
+    return tuple(judge(sample) for sample in samples)

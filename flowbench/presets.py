@@ -1,0 +1,79 @@
+"""Named grids of cells, for the command line and for suites."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flowbench.cell import Case, Cell
+from flowbench.errors import unknown_name
+
+REFERENCE = "torch-eager"
+ALL_ENGINES = ("flow-eager", "torch-channels-last", REFERENCE)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A grid: every model on every image shape [C, H, W] at every batch size, by every engine; and how often."""
+
+    summary: str
+    engines: tuple[str, ...]
+    models: tuple[str, ...]
+    image_shapes: tuple[tuple[int, int, int], ...]
+    batch_sizes: tuple[int, ...]
+    steps: int
+    warmup: int
+    pairs: int
+    reference: str | None = REFERENCE
+
+    def cells(self, threads: int) -> Iterator[Cell]:
+        """The cells of the grid, case by case."""
+        for model, image_shape, batch_size in itertools.product(self.models, self.image_shapes, self.batch_sizes):
+            case = Case(
+                model=model,
+                input_shape=(batch_size, *image_shape),
+                precision="float32",
+                mode="eager",
+                world_size=1,
+                ddp=False,
+                broadcast_buffers=True,
+                backward=True,
+                threads=threads,
+            )
+            yield from (Cell.of(case, engine) for engine in self.engines)
+
+
+IMAGE = (3, 224, 224)
+
+PRESETS = {
+    "smoke": Preset(
+        "a minute: shows that everything works, proves nothing about speed",
+        ALL_ENGINES, ("resnet18",), ((3, 64, 64),), (4, 1), steps=5, warmup=1, pairs=2,
+    ),
+    "cpu": Preset(
+        "the default without a GPU: ResNet50 training, N = 4, 2, 1, in five minutes on two cores",
+        ALL_ENGINES, ("resnet50",), (IMAGE,), (4, 2, 1), steps=4, warmup=1, pairs=6,
+    ),
+    "seed": Preset(
+        "the classic setting: ResNet50, 50 steps, N = 16, 8, 4, 2, 1",
+        ("flow-eager", REFERENCE), ("resnet50",), (IMAGE,), (16, 8, 4, 2, 1), steps=50, warmup=5, pairs=2,
+    ),
+    "full": Preset(
+        "hours: all depths of ResNet, N = 16 to 1, ten pairs",
+        ALL_ENGINES, ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"), (IMAGE,), (16, 8, 4, 2, 1),
+        steps=10, warmup=2, pairs=10,
+    ),
+}  # fmt: skip
+
+
+def find_preset(name: str) -> Preset:
+    """The preset `name`; raises FlowbenchError for an unknown one."""
+    if name not in PRESETS:
+        raise unknown_name("preset", name, PRESETS)
+    return PRESETS[name]
+
+
+def default_preset(gpus: Sequence[object]) -> str:
+    """The preset for a machine with these GPUs: none of the presets needs one."""
+    return "gpu" if gpus and "gpu" in PRESETS else "cpu"

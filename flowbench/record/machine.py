@@ -1,0 +1,123 @@
+"""The fingerprint of the machine, of the libraries and of the working tree a run was measured with."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+
+import psutil
+
+from flowbench.record.run import Git, Gpu, Machine
+
+# Whose versions decide what is measured; those that are installed are recorded.
+_DISTRIBUTIONS = (
+    "flowbench",
+    "numpy",
+    "torch",
+    "onednn-cpu-gomp",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
+
+
+def read_machine() -> Machine:
+    """The machine this runs on."""
+    logical = psutil.cpu_count() or 1
+    gpus, driver = _read_gpus()
+    return Machine(
+        cpu_model=_cpu_model(),
+        architecture=platform.machine(),
+        physical_cores=psutil.cpu_count(logical=False) or logical,
+        logical_cores=logical,
+        usable_cores=usable_cores(),
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=gpus,
+        gpu_driver=driver,
+        system=f"{platform.system()} {platform.release()}",
+        python=f"{platform.python_implementation()} {platform.python_version()}",
+    )
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and the quota of its container (cgroup 2)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+def default_threads(machine: Machine) -> int:
+    """One thread per physical core that may be used: more only get in each other's way in arithmetic."""
+    return max(1, min(machine.physical_cores, machine.usable_cores))
+
+
+def machine_differences(one: Machine, other: Machine) -> list[str]:
+    """The fields in which two machines differ, each as `name: one / other`."""
+    return [
+        f"{field.name}: {getattr(one, field.name)} / {getattr(other, field.name)}"
+        for field in fields(Machine)
+        if getattr(one, field.name) != getattr(other, field.name)
+    ]
+
+
+def read_versions() -> dict[str, str]:
+    """The versions of the libraries at hand, read from their metadata: nothing is imported."""
+    versions = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def read_git(directory: Path) -> Git | None:
+    """The commit of the working tree around `directory`; None outside of one, or without git."""
+    commit = _git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    branch = _git(directory, "rev-parse", "--abbrev-ref", "HEAD")
+    return Git(commit, None if branch in (None, "HEAD") else branch, bool(_git(directory, "status", "--porcelain")))
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", directory, *arguments], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return platform.processor() or platform.machine()
+
+
+def _read_gpus() -> tuple[tuple[Gpu, ...], str | None]:
+    """The NVIDIA GPUs as the driver's own tool lists them: this process must not open one."""
+    if shutil.which("nvidia-smi") is None:
+        return (), None
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return (), None
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if done.returncode == 0]
+    rows = [row for row in rows if len(row) == 3 and row[1].isdigit()]
+    return tuple(Gpu(name, int(memory) * 2**20) for name, memory, _ in rows), rows[0][2] if rows else None

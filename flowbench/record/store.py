@@ -1,0 +1,94 @@
+"""Where run documents are kept: one file a run, never overwritten by another, whole at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from flowbench.errors import FlowbenchError
+from flowbench.record.run import RunDocument, document_text
+
+
+def new_run_id(created: datetime) -> str:
+    """A name for a run: its time, so that files sort, and six digits against two runs in one second."""
+    return f"{created:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def create(directory: Path, document: RunDocument) -> Path:
+    """Write a new document as DIRECTORY/RUN_ID.json; raises FlowbenchError where that cannot be."""
+    path = directory / f"{document.run_id}.json"
+    with _explained(path):
+        directory.mkdir(parents=True, exist_ok=True)
+        path.open("x").close()
+    try:
+        replace(path, document)
+    except BaseException:
+        path.unlink(missing_ok=True)  # an empty file is no document
+        raise
+    return path
+
+
+def replace(path: Path, document: RunDocument) -> None:
+    """Write the document's next state: a reader, or a kill at any moment, finds the one before or this one, whole."""
+    write_whole(path, document_text(document))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file by way of a temporary one beside it; raises FlowbenchError (no space, no permission, …)."""
+    with _explained(path):
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+        _sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a document against other writers; raises FlowbenchError where another process writes it."""
+    name = path.with_suffix(".lock")
+    with _explained(name):
+        lock = os.open(name, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FlowbenchError(f"{path}: another process is writing this run: wait for it to end") from None
+        try:
+            yield
+        finally:
+            name.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FlowbenchError(
+            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with --out"
+        ) from None

@@ -1,0 +1,102 @@
+"""What `flowbench run` does: plans or resumes a sitting, measures it, prints and writes its reports."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from flowbench.errors import FlowbenchError, Interrupted
+from flowbench.measure.plan import Request, check_resumable, plan_run
+from flowbench.measure.schedule import estimate_s
+from flowbench.measure.session import run_session, whole_rounds
+from flowbench.presets import PRESETS
+from flowbench.progress import ProgressDisplay, duration
+from flowbench.record import store
+from flowbench.record.run import RunDocument, read_document
+
+# What is written beside the document: suffix and format.
+REPORTS = ((".txt", "speed-stats"), (".md", "markdown"))
+
+
+def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> int:
+    """Measure, print the report, write it beside the document; returns the exit status."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    path, document = _prepare(request, resume, out, command)
+    click.echo(f"run document: {path}", err=True)
+    try:
+        with ProgressDisplay(document) as display:
+            document = run_session(path, document, display)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; what was measured is in {path}, go on with: flowbench run --resume {path}"
+        ) from None
+    write_reports(path, document)
+    return exit_status(document)
+
+
+def dry_run(request: Request, resume: Path | None, command: Sequence[str]) -> str:
+    """The cells and the estimated time, as text."""
+    document = _resumed(request, resume)[1] if resume else plan_run(request, command)
+    protocol = document.protocol
+    steps = protocol.steps + protocol.warmup
+    lines = [
+        f"preset {document.preset}: {PRESETS[document.preset].summary}" if document.preset in PRESETS else "no preset"
+    ]
+    lines.append(
+        f"{protocol.pairs} pairs x ({protocol.warmup} warm-up + {protocol.steps} timed) steps, {protocol.threads} threads, "
+        f"reference: {document.reference or 'none'}"
+    )
+    done = {(sample.cell, sample.pair) for sample in document.samples}
+    total_s = 0.0
+    for cell in document.cells:
+        missing = sum((cell.key, pair) not in done for pair in range(protocol.pairs))
+        total_s += missing * estimate_s(cell, steps)
+        lines.append(f"  {cell.label}: {missing} processes, about {duration(missing * estimate_s(cell, steps))}")
+    lines += [f"  not measured: {left_out.what}: {left_out.reason}" for left_out in document.not_measured]
+    lines.append(f"{len(document.cells)} cells, about {duration(total_s)} on a quiet machine")
+    return "\n".join(lines)
+
+
+def exit_status(document: RunDocument) -> int:
+    """0 where every cell was measured in full, else 2."""
+    measured = {sample.cell for sample in document.samples}
+    whole = all(sample.status == "ok" for sample in document.samples) and measured == {
+        cell.key for cell in document.cells
+    }
+    return 0 if whole else 2
+
+
+def write_reports(path: Path, document: RunDocument) -> None:
+    """Print the report for people, and write the others beside the document at `path`."""
+    from flowbench.report import render
+
+    click.echo(render(document, "console").rstrip("\n"))
+    written = [path]
+    for suffix, form in REPORTS:
+        store.write_whole(path.with_suffix(suffix), render(document, form))
+        written.append(path.with_suffix(suffix))
+    click.echo("written: " + ", ".join(map(str, written)))
+
+
+def _prepare(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> tuple[Path, RunDocument]:
+    if resume is not None:
+        return _resumed(request, resume)
+    document = plan_run(request, command)
+    return store.create(out, document), document
+
+
+def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
+    document = read_document(path)
+    check_resumable(document, request, str(path))
+    if document.ending.how == "complete":
+        raise FlowbenchError(f"{path} is complete: nothing is missing; see it with: flowbench report {path}")
+    return path, whole_rounds(document)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
