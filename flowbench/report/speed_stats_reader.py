@@ -35,7 +35,7 @@ _MEMORY = re.compile(
 _SHAPE = re.compile(r"input_shape\s*=\s*(?:torch\.Size\()?[\[(]([0-9,\s]*)[\])]\)?")
 _LABEL = re.compile(r"(num_workers|world[ _]size)\s*=\s*([0-9]{1,9})")
 _STATE = re.compile(r"(backward|ddp_broadcast_buffers) is (enabled|disabled)")
-_OUR_LABEL = re.compile(r"(precision|mode|threads)=\w+")
+_OUR_LABEL = re.compile(r"(precision|mode|threads|case)=\w+")
 
 
 class _Line(NamedTuple):

@@ -1,0 +1,25 @@
+"""Which samples of a run document may be compared: good ones of two cells that were measured in the same round."""
+
+from __future__ import annotations
+
+from flowbench.cell import Cell
+from flowbench.judge.stats import Ratio, paired_ratio, process_median
+from flowbench.record.run import RunDocument, Sample
+
+
+def matched_samples(document: RunDocument, reference: Cell, subject: Cell) -> tuple[tuple[Sample, Sample], ...]:
+    """The pairs (reference's sample, subject's sample) of the rounds in which both are ok, in the order of the rounds."""
+    good = {sample.pair: sample for sample in document.samples_of(reference) if sample.status == "ok"}
+    return tuple(
+        (good[sample.pair], sample)
+        for sample in document.samples_of(subject)
+        if sample.status == "ok" and sample.pair in good
+    )
+
+
+def ratio_of(pairs: tuple[tuple[Sample, Sample], ...]) -> Ratio:
+    """Reference time / subject time over matched samples, from each process group's median step (its slowest rank's)."""
+    return paired_ratio(
+        [process_median(reference.steps_ms) for reference, _ in pairs],
+        [process_median(subject.steps_ms) for _, subject in pairs],
+    )

@@ -1,0 +1,257 @@
+"""What a report has to say, taken from a run document: figures, ratios, and what could not be measured and why."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from flowbench.cell import Case, Cell
+from flowbench.judge.pairs import matched_samples, ratio_of
+from flowbench.judge.stats import Ratio, geometric_mean, process_median
+from flowbench.record.run import Memory, NotMeasured, RunDocument, Sample
+
+MIB = 1024 * 1024
+# The kinds of memory peaks as reports name them, with their field of the run document.
+MEMORY_KINDS = {
+    "peak resident": "resident_peak_bytes",
+    "peak resident above start": "resident_above_bytes",
+    "peak allocated": "allocated_peak_bytes",
+    "peak reserved": "reserved_peak_bytes",
+}
+_ENDINGS = {
+    "interrupted": "the sitting was interrupted before it",
+    "running": "the sitting ended without a word (killed?) before it",
+    "wall_cap": "the sitting's time was up before it",
+    "complete": "no sample of it was taken",
+}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Step times in ms over all timed steps of the counted processes; a step takes as long as its slowest rank."""
+
+    total_ms: float
+    count: int
+    median_ms: float
+    processes: int
+
+    @property
+    def mean_ms(self) -> float:
+        """The mean step time, total / count."""
+        return self.total_ms / self.count
+
+
+@dataclass(frozen=True)
+class RankPeaks:
+    """The largest peaks of one rank over its processes, in bytes by kind (`MEMORY_KINDS`); unknown kinds are left out."""
+
+    rank: int
+    peaks: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One engine at one case. `name` is unique in the document; `reason` says why it is not `measured`."""
+
+    engine: str
+    name: str
+    status: Literal["measured", "void", "failed", "not measured"]
+    reason: str | None
+    times: Times | None
+    memory: tuple[RankPeaks, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A subject at one case against the reference. Without `ratio`, `no_ratio` says why."""
+
+    case: Case
+    label: str
+    subject: Side
+    reference: Side | None
+    ratio: Ratio | None
+    no_ratio: str | None
+    memory_ratios: dict[str, float]
+
+    @property
+    def relative_speed(self) -> float | None:
+        """Mean reference time / mean subject time, the figure of the Speed stats text; None where there is no ratio."""
+        if self.ratio is None or self.reference is None or self.reference.times is None or self.subject.times is None:
+            return None
+        return self.reference.times.mean_ms / self.subject.times.mean_ms
+
+
+@dataclass(frozen=True)
+class Overall:
+    """The geometric mean of a subject's ratios over the `good` ones of all its `cells`."""
+
+    name: str
+    geometric_mean: float | None
+    good: int
+    cells: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that a report may say. `reference` is the reference's name, None where there is none to compare with."""
+
+    document: RunDocument
+    reference: str | None
+    comparisons: tuple[Comparison, ...]
+    overall: tuple[Overall, ...]
+    left_out: tuple[NotMeasured, ...]
+
+    @property
+    def anything_measured(self) -> bool:
+        """Whether there is a time of any engine."""
+        sides = (side for comparison in self.comparisons for side in (comparison.subject, comparison.reference))
+        return any(side is not None and side.times is not None for side in sides)
+
+
+def facts_of(document: RunDocument) -> Facts:
+    """The facts of a run document; the same document always yields the same facts."""
+    names, labels = _engine_names(document), _case_labels(document)
+    comparisons: list[Comparison] = []
+    for case in document.cases:
+        cells = document.cells_of(case)
+        reference = next((cell for cell in cells if cell.engine == document.reference), None)
+        subjects = [cell for cell in cells if cell is not reference] or list(cells)
+        for subject in subjects:
+            against = reference if subject is not reference else None
+            comparisons.append(_comparison(document, labels[case], subject, against, names))
+    reference_name = None
+    if any(cell.engine == document.reference for cell in document.cells):
+        reference_name = names[str(document.reference)]
+    return Facts(
+        document=document,
+        reference=reference_name,
+        comparisons=tuple(comparisons),
+        overall=tuple(_overall(comparisons)),
+        left_out=tuple(_left_out(document, names, labels)),
+    )
+
+
+def _comparison(
+    document: RunDocument, label: str, subject: Cell, reference: Cell | None, names: dict[str, str]
+) -> Comparison:
+    if reference is None:
+        side = _side(document, subject, names)
+        alone = "it is the reference" if subject.engine == document.reference else "there is no reference"
+        return Comparison(subject.case, label, side, None, None, alone, {})
+    pairs = matched_samples(document, reference, subject)
+    sides = _side(document, reference, names), _side(document, subject, names)
+    unfit = [side for side in sides if side.status != "measured"]
+    if unfit or not pairs:
+        why = "; ".join(f"{side.name} {side.status}" for side in unfit) or "no round has both sides"
+        return Comparison(subject.case, label, sides[1], sides[0], None, why, {})
+    # Both sides' figures come from the same rounds, or an interrupted round would lean on the ratio.
+    sides = (
+        _side(document, reference, names, [pair[0] for pair in pairs]),
+        _side(document, subject, names, [pair[1] for pair in pairs]),
+    )
+    return Comparison(subject.case, label, sides[1], sides[0], ratio_of(pairs), None, _memory_ratios(*sides))
+
+
+def _side(document: RunDocument, cell: Cell, names: dict[str, str], samples: list[Sample] | None = None) -> Side:
+    status, reason = _status(document, cell)
+    name = names[cell.engine]
+    if status != "measured":
+        return Side(cell.engine, name, status, reason, None, ())
+    samples = samples or list(document.samples_of(cell))
+    steps = [sample.steps_ms for sample in samples]
+    times = Times(
+        total_ms=sum(map(sum, steps)),
+        count=sum(map(len, steps)),
+        median_ms=statistics.median(map(process_median, steps)),
+        processes=len(samples),
+    )
+    ranks = [
+        RankPeaks(rank, _largest_peaks(sample.ranks[rank].memory for sample in samples))
+        for rank in range(cell.world_size)
+    ]
+    return Side(cell.engine, name, status, None, times, tuple(ranks))
+
+
+def _status(
+    document: RunDocument, cell: Cell
+) -> tuple[Literal["measured", "void", "failed", "not measured"], str | None]:
+    """One bad sample spoils its cell: figures of the rest would hide it."""
+    samples = document.samples_of(cell)
+    for sample in samples:
+        if sample.status != "ok":
+            return sample.status, f"pair {sample.pair + 1}: {sample.error}"
+    return ("measured", None) if samples else ("not measured", _ENDINGS[document.ending.how])
+
+
+def _largest_peaks(memories: Iterable[Memory]) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    for memory in memories:
+        for kind, field in MEMORY_KINDS.items():
+            size = getattr(memory, field)
+            if size is not None:
+                peaks[kind] = max(size, peaks.get(kind, 0))
+    return peaks
+
+
+def _memory_ratios(reference: Side, subject: Side) -> dict[str, float]:
+    """Subject's peak / reference's by kind, each of its largest rank; only kinds that both have."""
+    sizes = [
+        {kind: max((rank.peaks.get(kind, 0) for rank in side.memory), default=0) for kind in MEMORY_KINDS}
+        for side in (reference, subject)
+    ]
+    return {kind: sizes[1][kind] / sizes[0][kind] for kind in MEMORY_KINDS if sizes[0][kind] and sizes[1][kind]}
+
+
+def _overall(comparisons: list[Comparison]) -> Iterable[Overall]:
+    for name in dict.fromkeys(comparison.subject.name for comparison in comparisons if comparison.reference):
+        own = [comparison for comparison in comparisons if comparison.subject.name == name and comparison.reference]
+        ratios = [comparison.ratio.geometric_mean for comparison in own if comparison.ratio]
+        yield Overall(name, geometric_mean(ratios) if ratios else None, len(ratios), len(own))
+
+
+def _left_out(document: RunDocument, names: dict[str, str], labels: dict[Case, str]) -> Iterable[NotMeasured]:
+    said = {missing.what for missing in document.not_measured}
+    for cell in document.cells:
+        status, reason = _status(document, cell)
+        taken = len(document.samples_of(cell))
+        what = f"{names[cell.engine]} {labels[cell.case]}"
+        if reason is not None and said.isdisjoint({cell.key, cell.label, what}):
+            yield NotMeasured(what, reason if status == "not measured" else f"{status}, {reason}")
+        elif status == "measured" and taken < document.protocol.pairs:
+            yield NotMeasured(what, f"{taken} of {document.protocol.pairs} pairs were measured")
+    yield from document.not_measured
+    if not any(cell.engine == document.reference for cell in document.cells):
+        absent = "none was asked for" if document.reference is None else f"{names[document.reference]} has no cell"
+        yield NotMeasured("relative speed", f"there is no reference ({absent}), so times only")
+
+
+def _engine_names(document: RunDocument) -> dict[str, str]:
+    """A name for each engine that no other has: its display name, or its own where several show the same one."""
+    shown = Counter(engine.display_name for engine in document.engines)
+    names: dict[str, str] = {}
+    for engine in sorted(document.engines, key=lambda engine: engine.name != document.reference):
+        keeps = shown[engine.display_name] == 1 or engine.name == document.reference
+        names[engine.name] = unique(engine.display_name if keeps else engine.name, names.values())
+    return names
+
+
+def _case_labels(document: RunDocument) -> dict[Case, str]:
+    """A label for each case that no other has; threads are told only where they tell cases apart."""
+    shown = Counter(case.label for case in document.cases)
+    labels: dict[Case, str] = {}
+    for case in document.cases:
+        label = case.label if shown[case.label] == 1 else f"{case.label}, threads={case.threads}"
+        labels[case] = unique(label, labels.values())
+    return labels
+
+
+def unique(name: str, taken: Iterable[str]) -> str:
+    """`name`, or with a number behind it where it is taken: nothing may print over something else."""
+    known, candidate, number = set(taken), name, 1
+    while candidate in known:
+        number += 1
+        candidate = f"{name}-{number}"
+    return candidate

@@ -1,0 +1,85 @@
+"""How reports word things from data: names and reasons that cannot break out of their line, figures, sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from flowbench.record.run import RunDocument
+
+_ZERO_WIDTH_SPACE = "\u200b"
+_PLAIN_NAME = re.compile(r"(?!www\.)[A-Za-z0-9](?:[\w.+-]*|[A-Za-z0-9 .+-]*)", re.ASCII | re.IGNORECASE)
+
+
+def one_line(text: str, longest: int = 200) -> str:
+    """`text` in one line of printable characters, cut with an ellipsis where it is longer than `longest`."""
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return line if len(line) <= longest else line[: longest - 1].rstrip() + "…"
+
+
+def markdown(text: str, longest: int = 200) -> str:
+    """`text` from data for GitHub's Markdown: plain words stay, all else becomes a code span that nothing can end.
+
+    Inside it there are no mentions, links, tags or table borders; characters that could still matter are replaced by
+    ones that look alike, and `<!--` and `@name` are broken for whoever searches the source.
+    """
+    line = one_line(text, longest)
+    if not line:
+        return "`?`"
+    if _PLAIN_NAME.fullmatch(line):
+        return line
+    line = line.replace("`", "ˋ").replace("|", "∣").replace("\\", "⧵")
+    line = re.sub(r"(?<=<)(?=[!/?A-Za-z])|(?<=@)(?=\S)|(?<=\])(?=\()", _ZERO_WIDTH_SPACE, line)
+    return f"`{line}`"
+
+
+def milliseconds(time_ms: float) -> str:
+    """A time with about four digits."""
+    return f"{time_ms:.1f}" if time_ms >= 100 else f"{time_ms:.2f}" if time_ms >= 1 else f"{time_ms:.4f}"
+
+
+def mebibytes(size_bytes: float) -> str:
+    """A size in MiB."""
+    return f"{size_bytes / 1024 / 1024:,.0f} MiB".replace(",", " ")
+
+
+def spread(low: float, high: float) -> str:
+    """Two ends of a range of ratios."""
+    return f"{low:.3f} - {high:.3f}"
+
+
+def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
+    """What belongs under every report: run, commit, machine, versions, protocol; as (word, text from data)."""
+    machine, protocol, git = document.machine, document.protocol, document.git
+    yield "run", f"{document.run_id}, {document.created}, flowbench {document.flowbench_version}"
+    yield "command", " ".join(document.command)
+    if git is None:
+        yield "commit", "unknown (no git repository)"
+    else:
+        branch = f" on {git.branch}" if git.branch else ""
+        yield "commit", f"{git.commit}{branch}{', with uncommitted changes' if git.dirty else ''}"
+    yield (
+        "CPU",
+        (
+            f"{machine.cpu_model}, {machine.physical_cores} cores ({machine.usable_cores} of {machine.logical_cores} "
+            f"logical ones usable), {machine.memory_bytes / 1024**3:.1f} GiB"
+        ),
+    )
+    for gpu in machine.gpus:
+        yield "GPU", f"{gpu.name}, {gpu.memory_bytes / 1024**3:.1f} GiB, driver {machine.gpu_driver or 'unknown'}"
+    yield "system", f"{machine.system}, {machine.architecture}, Python {machine.python}"
+    for engine in document.engines:
+        yield "engine", f"{engine.name} ({engine.display_name}): {engine.library} {engine.version}"
+    yield (
+        "versions",
+        ", ".join(f"{name} {version}" for name, version in sorted(document.versions.items())) or "none noted",
+    )
+    yield (
+        "protocol",
+        (
+            f"{protocol.pairs} pairs of fresh processes in order {protocol.order}, {protocol.warmup} warm-up and "
+            f"{protocol.steps} timed steps each, {protocol.threads} threads per rank, seed {protocol.seed}, "
+            f"SGD with learning rate {protocol.learning_rate:g} and momentum {protocol.momentum:g}, "
+            f"losses equal within {protocol.loss_tolerance:g}"
+        ),
+    )

@@ -1,0 +1,241 @@
+"""Reports of each situation against whole golden texts, and what no situation may break."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowbench import report
+from flowbench.errors import FlowbenchError
+from flowbench.record.run import RunDocument, document_text, parse_document
+from flowbench.report.facts import facts_of
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
+SUFFIX = {"console": "console.txt", "speed-stats": "speed_stats.txt", "markdown": "markdown.md", "json": "json.json"}
+SITUATIONS = [
+    "two_cells", "void", "failed", "reference_failed", "no_reference", "nothing_measured", "interrupted", "killed", "same_names",
+    "two_ranks", "disturbed", "hostile_names", "many_cells", "no_cells",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("form", ["console", "speed-stats", "markdown"])
+def test_the_report_is_the_golden_one(
+    documents: dict[str, RunDocument], situation: str, form: str, tmp_path: Path
+) -> None:
+    text = report.render(documents[situation], form)
+    golden = GOLDEN / f"{situation}.{SUFFIX[form]}"
+    actual = tmp_path / golden.name
+    actual.write_text(text, encoding="utf-8")
+    expected = golden.read_text(encoding="utf-8") if golden.exists() else ""
+    assert text == expected, f"if the change is meant: cp {actual} {golden}"
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_the_same_document_gives_the_same_text_also_from_a_file(
+    documents: dict[str, RunDocument], situation: str
+) -> None:
+    again = parse_document(document_text(documents[situation]))
+    for form in report.FORMATS:
+        assert report.render(again, form) == report.render(documents[situation], form)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_json_is_json_with_the_figures(documents: dict[str, RunDocument], situation: str) -> None:
+    tree = json.loads(report.render(documents[situation], "json"), parse_constant=pytest.fail)
+    assert (tree["schema"], tree["schema_version"]) == ("flowbench.report", 1)
+    for comparison in tree["comparisons"]:
+        assert (comparison["ratio"] is None) == (comparison["no_ratio"] is not None)
+        if comparison["ratio"]:
+            expected = comparison["reference"]["times"]["mean_ms"] / comparison["subject"]["times"]["mean_ms"]
+            assert comparison["relative_speed"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_speed_stats_are_read_back(documents: dict[str, RunDocument], situation: str) -> None:
+    facts = facts_of(documents[situation])
+    parsed, warnings = report.parse(report.render(documents[situation], "speed-stats"))
+    assert warnings == []
+    entries = parsed["entries"]
+    expected = []
+    for comparison in facts.comparisons:
+        for side in (comparison.reference, comparison.subject):
+            if side and side.times:
+                expected.append((f"{side.times.mean_ms:.1f}", f"{side.times.total_ms:.1f}", side.times.count))
+        if comparison.relative_speed:
+            expected.append(f"{comparison.relative_speed:.2f}")
+    shown = [entry for entry in entries if entry["kind"] != "memory"]
+    assert [
+        (f"{entry['mean']:.1f}", f"{entry['total']:.1f}", entry["times"])
+        if entry["kind"] == "time"
+        else f"{entry['value']:.2f}"
+        for entry in shown
+    ] == expected
+    cells = [(e["framework"], e["model"], str(e["input_shape"])) for e in shown if e["kind"] == "time"]
+    peaks = [entry["mib"] for entry in entries if entry["kind"] == "memory"]
+    assert all(peak > 0 for peak in peaks)
+    assert bool(peaks) == bool(cells)
+
+
+def test_speed_stats_are_written_as_the_format_says(documents: dict[str, RunDocument]) -> None:
+    lines = report.render(documents["two_ranks"], "speed-stats").splitlines()
+    labels = "input_shape=[16, 3, 224, 224], backward is enabled, ddp, ddp_broadcast_buffers is disabled, world size=2"
+    assert lines[:8] == [
+        "Speed stats:",
+        "GPU Name: NVIDIA H200",
+        "",
+        f"PyTorch resnet50 time: 2838.1ms (= 11352.4ms / 4, {labels})",
+        f"Flow resnet50 time: 2040.2ms (= 8160.8ms / 4, {labels})",
+        "Relative speed: 1.39 (= 2838.1ms / 2040.2ms)",
+        "",
+        lines[7],
+    ]
+    (time, *_), _ = report.parse(lines[4])[0]["entries"], None
+    assert (time["ddp"], time["broadcast_buffers"], time["world_size"]) == (True, False, 2)
+
+
+def test_memory_lines_say_engine_kind_and_rank(documents: dict[str, RunDocument]) -> None:
+    entries = report.parse(report.render(documents["two_cells"], "speed-stats"))[0]["entries"]
+    memory = [entry for entry in entries if entry["kind"] == "memory"]
+    assert memory[0] == {
+        "kind": "memory", "framework": "PyTorch", "rank": 0, "mib": 1700.0, "estimated": False,
+        "what": "peak resident", "mark": None,
+    }  # fmt: skip
+    assert {(entry["framework"], entry["what"]) for entry in memory} >= {
+        ("Flow", "peak allocated"),
+        ("Flow", "peak reserved"),
+        ("PyTorch", "peak resident above start"),
+    }
+
+
+def test_engines_of_one_display_name_stay_apart(documents: dict[str, RunDocument]) -> None:
+    parsed, _ = report.parse(report.render(documents["same_names"], "speed-stats"))
+    lines = {line for line in report.render(documents["same_names"], "speed-stats").splitlines() if " time: " in line}
+    assert {e["framework"] for e in parsed["entries"] if e["kind"] == "time"} == {
+        "flow-eager",
+        "flow-graph",
+        "flow-old",
+        "PyTorch",
+    }
+    assert len(lines) == 8
+    labels = {comparison.label for comparison in facts_of(documents["same_names"]).comparisons}
+    assert len(labels) == 2
+
+
+def test_a_void_or_failed_cell_has_no_figures(documents: dict[str, RunDocument]) -> None:
+    for situation in ("void", "failed"):
+        first, second = facts_of(documents[situation]).comparisons
+        assert first.ratio is None
+        assert first.subject.times is None
+        assert first.no_ratio == f"Flow {situation}"
+        assert second.ratio is not None
+        (overall,) = facts_of(documents[situation]).overall
+        assert (overall.good, overall.cells) == (1, 2)
+
+
+def test_only_rounds_with_both_sides_count(documents: dict[str, RunDocument]) -> None:
+    half = next(c for c in facts_of(documents["interrupted"]).comparisons if c.case.input_shape[0] == 2)
+    assert half.ratio is not None
+    assert half.ratio.pairs == 1
+    assert half.subject.times is not None
+    assert half.subject.times.processes == 1
+
+
+def test_what_was_not_measured_is_in_every_report(documents: dict[str, RunDocument]) -> None:
+    for situation in (
+        "void",
+        "failed",
+        "reference_failed",
+        "no_reference",
+        "nothing_measured",
+        "interrupted",
+        "killed",
+    ):
+        for missing in facts_of(documents[situation]).left_out:
+            for form in report.FORMATS:
+                text = report.render(documents[situation], form)
+                assert missing.reason.split("\n")[0].split(",")[0].replace("'", "") in text.replace("'", "")
+    for form in ("console", "markdown", "speed-stats", "json"):
+        assert "no reference" in report.render(documents["no_reference"], form)
+
+
+def test_console_fits_forty_lines(documents: dict[str, RunDocument]) -> None:
+    for document in documents.values():
+        lines = report.render(document, "console").splitlines()
+        assert len(lines) <= 40
+        assert all(line.isprintable() for line in lines)
+
+
+def test_hostile_names_stay_data(documents: dict[str, RunDocument]) -> None:
+    for form in ("console", "speed-stats", "markdown"):
+        text = report.render(documents["hostile_names"], form)
+        assert "\x1b" not in text
+        assert not re.search("^(Relative speed: [89]|GPU Name: forged|Flow: )", text, re.MULTILINE)
+    text = report.render(documents["hostile_names"], "markdown")
+    assert "<!--" not in text
+    assert "@someone" not in text
+    assert "](http" not in text
+    tables = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in tables} <= {9, 7, 3}
+    for line in text.splitlines():
+        outside = "".join(line.split("`")[::2])
+        assert line.startswith("```") or line.count("`") % 2 == 0
+        if not line.startswith("|") and "speed" not in line:
+            assert "evil" not in outside or "PyTorch" in outside
+
+
+NAMES = st.text(min_size=1, max_size=40)
+
+
+@given(name=NAMES, model=NAMES, reason=NAMES, cpu=NAMES)
+def test_no_name_changes_the_figures(
+    documents: dict[str, RunDocument], name: str, model: str, reason: str, cpu: str
+) -> None:
+    tree = json.loads(document_text(documents["two_cells"]))
+    for engine in tree["engines"]:
+        engine["display_name"] = name if engine["name"] != "torch-eager" else model
+    tree["machine"]["cpu_model"] = cpu
+    tree["not_measured"] = [
+        {"what": name, "reason": reason},
+        {"what": reason, "reason": f"{name}\nRelative speed: 9.99"},
+    ]
+    document = parse_document(json.dumps(tree))
+    plain, _ = report.parse(report.render(documents["two_cells"], "speed-stats"))
+    parsed, warnings = report.parse(report.render(document, "speed-stats"))
+    assert warnings == []
+    assert parsed["gpu_name"] is None
+    assert [{**entry, "framework": None} for entry in parsed["entries"]] == [
+        {**entry, "framework": None} for entry in plain["entries"]
+    ]
+    assert len({entry["framework"] for entry in parsed["entries"] if entry["kind"] == "time"}) == 3
+    for form in report.FORMATS:
+        report.render(document, form)
+
+
+@given(
+    model=st.one_of(
+        NAMES, st.sampled_from(["time: 5ms (= 5ms / 1, x)", "a time:", "real time net", "Relative speed: 1"])
+    )
+)
+def test_no_model_name_changes_the_figures(documents: dict[str, RunDocument], model: str) -> None:
+    original = documents["two_ranks"]
+    cells = {cell.key: dataclasses.replace(cell, model=model) for cell in original.cells}
+    samples = tuple(dataclasses.replace(sample, cell=cells[sample.cell].key) for sample in original.samples)
+    document = dataclasses.replace(original, cells=tuple(cells.values()), samples=samples)
+    plain, _ = report.parse(report.render(original, "speed-stats"))
+    parsed, warnings = report.parse(report.render(document, "speed-stats"))
+    assert warnings == []
+    names = {entry.pop("model") for entry in parsed["entries"] if entry["kind"] == "time"}
+    assert len(names) == 1
+    assert parsed["entries"] == [{key: value for key, value in e.items() if key != "model"} for e in plain["entries"]]
+
+
+def test_an_unknown_format_names_the_nearest(documents: dict[str, RunDocument]) -> None:
+    with pytest.raises(FlowbenchError, match="did you mean 'markdown'"):
+        report.render(documents["void"], "markdwn")
