@@ -42,7 +42,7 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
     for item in inputs:
         if isinstance(item, Tensor):
             array = item.array
-            device = array.storage.allocator.device
+            device = array.storage.device
             if kernels is None:
                 kernels = runtime(device)
             elif device is not kernels.device:

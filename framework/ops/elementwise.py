@@ -22,17 +22,17 @@ class _Binary(Operation):
 
     @classmethod
     def forward(cls, node: Node, kernels: Runtime, a: Any, b: Any) -> Array:
-        a_given, b_given = a, b
+        kinds = _kinds(a, b) if node.recording else None
         a, b, out = _prepare(kernels, a, b)
         getattr(kernels, cls.name)(out, a, b)
         if node.recording:
-            node.note = (_kind(a_given), _kind(b_given))
-            cls.keep(node, a, b)
+            cls.keep(node, kinds, a, b)
         return out
 
     @staticmethod
-    def keep(node: Node, a: Any, b: Any) -> None:
-        """Saves what backward needs of the operands; numbers go to the note."""
+    def keep(node: Node, kinds: tuple | None, a: Any, b: Any) -> None:
+        """Notes what backward needs: first the operands' kinds, see `_kinds`."""
+        node.note = (kinds,)
 
     @staticmethod
     def gradients(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, Array | None]:
@@ -41,8 +41,10 @@ class _Binary(Operation):
 
     @classmethod
     def backward(cls, node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, ...]:
-        kinds = node.note[:2]
+        kinds = node.note[0]
         grads = cls.gradients(node, kernels, grad)
+        if kinds is None:
+            return grads
         return tuple(
             [
                 None if g is None or not needed else _fit(kernels, g, kind)
@@ -67,18 +69,18 @@ class _Scaling(_Binary):
     """Operations whose gradients need the operands' values."""
 
     @staticmethod
-    def keep(node: Node, a: Any, b: Any) -> None:
+    def keep(node: Node, kinds: tuple | None, a: Any, b: Any) -> None:
         node.save(
             a if isinstance(a, Array) and node.needs[1] else None,
             b if isinstance(b, Array) and (node.needs[0] or node.needs[1]) else None,
         )
-        node.note += (a if not isinstance(a, Array) else None, b if not isinstance(b, Array) else None)
+        node.note = (kinds, None if isinstance(a, Array) else a, None if isinstance(b, Array) else b)
 
     @staticmethod
     def operands(node: Node) -> tuple[Any, Any]:
         """Both operands, whether saved arrays or numbers."""
         a, b = node.saved
-        return (node.note[2] if a is None else a), (node.note[3] if b is None else b)
+        return (node.note[1] if a is None else a), (node.note[2] if b is None else b)
 
 
 class Multiply(_Scaling):
@@ -286,8 +288,13 @@ def convert(kernels: Runtime, array: Array, dtype: Any) -> Array:
     return converted
 
 
-def _kind(operand: Any) -> tuple | None:
-    return (operand.shape, operand.dtype) if isinstance(operand, Array) else None
+def _kinds(a: Any, b: Any) -> tuple | None:
+    """Shape and element type of each operand, None for a number; None altogether where both are alike."""
+    if isinstance(a, Array) and isinstance(b, Array):
+        if a.shape == b.shape and a.dtype is b.dtype:
+            return None
+        return (a.shape, a.dtype), (b.shape, b.dtype)
+    return ((a.shape, a.dtype), None) if isinstance(a, Array) else (None, (b.shape, b.dtype))
 
 
 def _fit(kernels: Runtime, grad: Array, kind: tuple) -> Array:

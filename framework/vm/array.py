@@ -31,6 +31,11 @@ def channels_last_stride(shape: tuple[int, int, int, int]) -> tuple[int, ...]:
     return (h * w * c, 1, w * c, c)
 
 
+@lru_cache(maxsize=4096)
+def _byte_stride(stride: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return tuple([step * itemsize for step in stride])
+
+
 class Array:
     """A strided view of a storage.
 
@@ -64,13 +69,13 @@ class Array:
         """A NumPy view for kernels on the host. It does not keep the storage alive: never hand it to a user."""
         view = self._ndarray
         if view is None:
-            itemsize = self.dtype.itemsize
+            dtype, block = self.dtype, self.storage.block
             view = self._ndarray = np.ndarray(
                 self.shape,
-                self.dtype.numpy,
-                self.storage.host_buffer(),
-                self.storage.host_offset() + self.offset * itemsize,
-                tuple([step * itemsize for step in self.stride]),
+                dtype.numpy,
+                block.segment.memory.buffer,
+                block.offset + self.offset * dtype.itemsize,
+                _byte_stride(self.stride, dtype.itemsize),
             )
         return view
 

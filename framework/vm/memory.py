@@ -47,25 +47,30 @@ class Source(Protocol):
 class Segment:
     """A piece of memory got from the source, cut into blocks."""
 
-    __slots__ = ("first", "memory", "nbytes", "small")
+    __slots__ = ("first", "memory", "nbytes")
 
-    def __init__(self, memory: Memory, nbytes: int, small: bool) -> None:
+    def __init__(self, memory: Memory, nbytes: int) -> None:
         self.memory = memory
         self.nbytes = nbytes
-        self.small = small
         self.first: Block | None = None
 
 
 class Block:
-    """A part of a segment: in use, or free. `label` says in which module and operation it was asked for."""
+    """A part of a segment: in use, or free. `label` says in which module and operation it was asked for.
 
-    __slots__ = ("free", "label", "nbytes", "next", "offset", "previous", "ptr", "segment")
+    `siblings` are the free blocks of a small block's size, where it goes back to; None for a large one.
+    """
 
-    def __init__(self, segment: Segment, offset: int, nbytes: int) -> None:
+    __slots__ = ("free", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings")
+
+    def __init__(
+        self, segment: Segment, offset: int, nbytes: int, siblings: list[Block] | None = None
+    ) -> None:
         self.segment = segment
         self.offset = offset
         self.nbytes = nbytes
         self.ptr = segment.memory.ptr + offset
+        self.siblings = siblings
         self.free = True
         self.label: scope.Frame | None = None
         self.previous: Block | None = None
@@ -177,10 +182,10 @@ class CachingAllocator:
         free = self._small.get(size)
         if not free:
             free = self._small.setdefault(size, [])
-            segment = self._reserve(_SMALL_SEGMENT_BYTES, small=True, asked=nbytes)
+            segment = self._reserve(_SMALL_SEGMENT_BYTES, least=_SMALL_SEGMENT_BYTES, asked=nbytes)
             previous = None
             for offset in range(0, _SMALL_SEGMENT_BYTES - size + 1, size):
-                block = Block(segment, offset, size)
+                block = Block(segment, offset, size, free)
                 _link(previous, block)
                 segment.first = segment.first or block
                 free.append(block)
@@ -194,7 +199,7 @@ class CachingAllocator:
         if index < len(self._large):
             block = self._large.pop(index)[2]
         else:
-            segment = self._reserve(max(size, self.source.segment_bytes), small=False, asked=nbytes)
+            segment = self._reserve(max(size, self.source.segment_bytes), least=size, asked=nbytes)
             block = segment.first = Block(segment, 0, segment.nbytes)
         if block.nbytes - size > SMALL_BYTES:
             rest = Block(block.segment, block.offset + size, block.nbytes - size)
@@ -204,7 +209,7 @@ class CachingAllocator:
             insort(self._large, (rest.nbytes, rest.ptr, rest))
         return block
 
-    def _reserve(self, nbytes: int, *, small: bool, asked: int) -> Segment:
+    def _reserve(self, nbytes: int, *, least: int, asked: int) -> Segment:
         for attempt in range(2):
             if self.limit is None or self._reserved + nbytes <= self.limit:
                 try:
@@ -213,7 +218,7 @@ class CachingAllocator:
                     if attempt:
                         break
                 else:
-                    segment = Segment(memory, nbytes, small)
+                    segment = Segment(memory, nbytes)
                     self._segments.add(segment)
                     self._reserved += nbytes
                     self._peak_reserved = max(self._peak_reserved, self._reserved)
@@ -222,7 +227,7 @@ class CachingAllocator:
                 self._finish_waiting()
                 self._release_unused()
                 # A whole segment is more than was asked for; near the limit the request alone may fit.
-                nbytes = nbytes if small else _round_up(asked, self.source.granularity)
+                nbytes = least
         raise OutOfMemoryError(
             out_of_memory(
                 self.device,
@@ -239,10 +244,10 @@ class CachingAllocator:
     def _collect(self) -> None:
         while self._returned:
             block, uses = self._returned.popleft()
-            if uses is not None and not _is_done(uses):
-                self._waiting.append((block, uses))
-            else:
+            if uses is None or _is_done(uses):
                 self._free(block)
+            else:
+                self._waiting.append((block, uses))
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for block, uses in waiting:
@@ -261,9 +266,8 @@ class CachingAllocator:
     def _free(self, block: Block) -> None:
         self._allocated -= block.nbytes
         block.free = True
-        block.label = None
-        if block.segment.small:
-            self._small[block.nbytes].append(block)
+        if block.siblings is not None:
+            block.siblings.append(block)
             return
         following, previous = block.next, block.previous
         if following is not None and following.free:
@@ -282,11 +286,12 @@ class CachingAllocator:
 
     def _release_unused(self) -> None:
         for segment in [s for s in self._segments if all(b.free for b in _chain(s))]:
-            if segment.small:
-                size = segment.first.nbytes
-                self._small[size] = [b for b in self._small[size] if b.segment is not segment]
-            else:
+            siblings = segment.first.siblings
+            if siblings is None:
                 self._forget(segment.first)
+            else:
+                # The same list stays in use: the blocks of other segments know it.
+                siblings[:] = [b for b in siblings if b.segment is not segment]
             self._segments.remove(segment)
             self._reserved -= segment.nbytes
             self.source.release(segment.memory)
@@ -317,5 +322,5 @@ def _round_up(nbytes: int, step: int) -> int:
 def _size_class(nbytes: int) -> int:
     """The next multiple of 64 up to 512 bytes, above that the next quarter of a power of two."""
     if nbytes <= 512:
-        return max(64, (nbytes + 63) & ~63)
+        return (nbytes + 63) & ~63 or 64
     return _round_up(nbytes, 1 << ((nbytes - 1).bit_length() - 3))

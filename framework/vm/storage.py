@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from framework.device import Device
 
@@ -19,30 +19,19 @@ class Storage:
     `uses` says which streams touched it, where more than one is at work.
     """
 
-    __slots__ = ("__weakref__", "allocator", "block", "nbytes", "ptr", "serial", "uses", "version")
+    __slots__ = ("__weakref__", "allocator", "block", "device", "nbytes", "ptr", "serial", "uses", "version")
 
     _made = 0
 
     def __init__(self, allocator: CachingAllocator, nbytes: int) -> None:
         self.block: Block = allocator.allocate(nbytes)
         self.allocator = allocator
+        self.device: Device = allocator.device
         self.nbytes = nbytes
         self.ptr = self.block.ptr
         self.version = 0
         self.uses: Uses | None = None
         Storage._made = self.serial = Storage._made + 1
-
-    @property
-    def device(self) -> Device:
-        return self.allocator.device
-
-    def host_buffer(self) -> Any:
-        """The buffer to make NumPy views of. Raises TypeError for memory that the host cannot read."""
-        return self.block.segment.memory.buffer
-
-    def host_offset(self) -> int:
-        """Where in `host_buffer` this storage starts, in bytes."""
-        return self.block.offset
 
     def __del__(self) -> None:
         # Absent where __init__ ran out of memory.
