@@ -12,7 +12,8 @@ from framework.vm.array import Array
 class Instruction:
     """A kernel, its operands (outputs first) and its attributes, ready to run.
 
-    An operand that the kernel documents as optional may be None; a scalar may stand in for a read array.
+    An operand that the kernel documents as optional may be None; a scalar may stand in for a read array; a tuple
+    of arrays is one operand of kernels that work on many arrays at once.
     """
 
     __slots__ = ("attributes", "kernel", "operands", "scope")
@@ -26,20 +27,38 @@ class Instruction:
     @property
     def writes(self) -> list[Array]:
         """The arrays it writes."""
-        return [a for a in self.operands[: self.kernel.outputs] if isinstance(a, Array)]
+        return _arrays(self.operands[: self.kernel.outputs])
 
     @property
     def reads(self) -> list[Array]:
         """The arrays it reads; one that is written in place stands among the writes as well."""
-        return [a for a in self.operands[self.kernel.outputs :] if isinstance(a, Array)]
+        return _arrays(self.operands[self.kernel.outputs :])
 
     def run(self) -> None:
         """Calls the kernel."""
         self.kernel(*self.operands, **self.attributes)
 
     def __repr__(self) -> str:
-        operands = ", ".join(
-            f"{a.dtype.name}{list(a.shape)}" if isinstance(a, Array) else repr(a) for a in self.operands
-        )
         where = scope.path(self.scope)
-        return f"{self.kernel.__name__}({operands})" + (f" in {where}" if where else "")
+        return f"{self.kernel.__name__}({_words(self.operands)})" + (f" in {where}" if where else "")
+
+
+def _arrays(operands: tuple) -> list[Array]:
+    found: list[Array] = []
+    for operand in operands:
+        if isinstance(operand, Array):
+            found.append(operand)
+        elif isinstance(operand, tuple):
+            found += _arrays(operand)
+    return found
+
+
+def _words(operands: tuple) -> str:
+    return ", ".join(
+        f"{a.dtype.name}{list(a.shape)}"
+        if isinstance(a, Array)
+        else f"({_words(a)})"
+        if isinstance(a, tuple)
+        else repr(a)
+        for a in operands
+    )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from framework.vm import dependence
+from framework.vm.array import Array
 from framework.vm.instruction import Instruction
 from framework.vm.stream import Stream
 
@@ -42,9 +43,12 @@ class Machine:
     def issue(self, instruction: Instruction, stream: Stream | None = None) -> None:
         """Runs an instruction on `stream` (the first one made known where none is named)."""
         kernel = instruction.kernel
-        for array in instruction.operands[: kernel.outputs]:
-            if array is not None:
-                array.storage.version += 1
+        for operand in instruction.operands[: kernel.outputs]:
+            if type(operand) is Array:
+                operand.storage.version += 1
+            elif operand is not None:
+                for array in operand:
+                    array.storage.version += 1
         if self._plain:
             kernel(*instruction.operands, **instruction.attributes)
         else:
