@@ -245,11 +245,26 @@ class RunDocument:
 
     def cells_of(self, case: Case) -> tuple[Cell, ...]:
         """The cells of `case`, one per engine, in the order of the document."""
-        return tuple(cell for cell in self.cells if cell.case == case)
+        return self._cells_by_case.get(case, ())
 
     def samples_of(self, cell: Cell) -> tuple[Sample, ...]:
         """The samples of `cell` in the order of the pairs, failed and void ones too."""
-        return tuple(sorted((s for s in self.samples if s.cell == cell.key), key=lambda sample: sample.pair))
+        return self._samples_by_cell.get(cell.key, ())
+
+    # Reports ask for every cell's samples several times: by search, 500 cells take the better part of a minute.
+    @functools.cached_property
+    def _samples_by_cell(self) -> Mapping[str, tuple[Sample, ...]]:
+        groups: dict[str, list[Sample]] = {}
+        for sample in sorted(self.samples, key=lambda sample: sample.pair):
+            groups.setdefault(sample.cell, []).append(sample)
+        return {cell: tuple(samples) for cell, samples in groups.items()}
+
+    @functools.cached_property
+    def _cells_by_case(self) -> Mapping[Case, tuple[Cell, ...]]:
+        groups: dict[Case, list[Cell]] = {}
+        for cell in self.cells:
+            groups.setdefault(cell.case, []).append(cell)
+        return {case: tuple(cells) for case, cells in groups.items()}
 
     def engine(self, name: str) -> Engine:
         """The engine registered as `name`; KeyError where the document has none."""

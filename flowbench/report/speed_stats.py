@@ -53,21 +53,20 @@ def _memory_lines(
     facts: Facts, framework: Callable[[str], str], case_text: dict[Case, tuple[str, str]]
 ) -> Iterator[str]:
     """Per case a heading, then a line per engine, rank and kind: `NAME KIND (rank N): M MiB`."""
+    sides: dict[Case, dict[str, Side]] = {case: {} for case in case_text}
+    for comparison in facts.comparisons:
+        for side in (comparison.reference, comparison.subject):
+            if side is not None and side.memory:
+                sides[comparison.case].setdefault(side.name, side)
     for case, (model, labels) in case_text.items():
-        sides: dict[str, Side] = {}
-        for comparison in facts.comparisons:
-            if comparison.case == case:
-                for side in (comparison.reference, comparison.subject):
-                    if side is not None and side.memory:
-                        sides.setdefault(side.name, side)
-        if sides:
-            yield f"{model}, {labels}:"
-        for name, side in sides.items():
+        if not sides[case]:
+            continue
+        yield f"{model}, {labels}:"
+        for name, side in sides[case].items():
             for rank in side.memory:
                 for kind, size in rank.peaks.items():
                     yield f"{framework(name)} {kind} (rank {rank.rank}): {size / MIB:.1f} MiB"
-        if sides:
-            yield ""
+        yield ""
 
 
 def _case_texts(facts: Facts) -> dict[Case, tuple[str, str]]:

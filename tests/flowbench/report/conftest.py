@@ -126,3 +126,9 @@ def documents() -> dict[str, run.RunDocument]:
         "many_cells": document([batch(size) for size in range(1, 41)], both),
         "no_cells": document([], both),
     }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def many() -> run.RunDocument:
+    """Five hundred cells."""
+    return document([batch(size) for size in range(1, 251)], [FLOW, TORCH])

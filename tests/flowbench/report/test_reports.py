@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowbench import report
@@ -77,10 +78,9 @@ def test_speed_stats_are_read_back(documents: dict[str, RunDocument], situation:
         else f"{entry['value']:.2f}"
         for entry in shown
     ] == expected
-    cells = [(e["framework"], e["model"], str(e["input_shape"])) for e in shown if e["kind"] == "time"]
     peaks = [entry["mib"] for entry in entries if entry["kind"] == "memory"]
     assert all(peak > 0 for peak in peaks)
-    assert bool(peaks) == bool(cells)
+    assert bool(peaks) == any(entry["kind"] == "time" for entry in shown)
 
 
 def test_speed_stats_are_written_as_the_format_says(documents: dict[str, RunDocument]) -> None:
@@ -96,8 +96,8 @@ def test_speed_stats_are_written_as_the_format_says(documents: dict[str, RunDocu
         "",
         lines[7],
     ]
-    (time, *_), _ = report.parse(lines[4])[0]["entries"], None
-    assert (time["ddp"], time["broadcast_buffers"], time["world_size"]) == (True, False, 2)
+    (entry,) = report.parse(lines[4])[0]["entries"]
+    assert (entry["ddp"], entry["broadcast_buffers"], entry["world_size"]) == (True, False, 2)
 
 
 def test_memory_lines_say_engine_kind_and_rank(documents: dict[str, RunDocument]) -> None:
@@ -172,6 +172,13 @@ def test_console_fits_forty_lines(documents: dict[str, RunDocument]) -> None:
         assert all(line.isprintable() for line in lines)
 
 
+def test_five_hundred_cells_take_no_time(many: RunDocument) -> None:
+    before = time.process_time()
+    for form in report.FORMATS:
+        report.render(many, form)
+    assert time.process_time() - before < 8
+
+
 def test_hostile_names_stay_data(documents: dict[str, RunDocument]) -> None:
     for form in ("console", "speed-stats", "markdown"):
         text = report.render(documents["hostile_names"], form)
@@ -193,6 +200,7 @@ def test_hostile_names_stay_data(documents: dict[str, RunDocument]) -> None:
 NAMES = st.text(min_size=1, max_size=40)
 
 
+@settings(max_examples=40)
 @given(name=NAMES, model=NAMES, reason=NAMES, cpu=NAMES)
 def test_no_name_changes_the_figures(
     documents: dict[str, RunDocument], name: str, model: str, reason: str, cpu: str
