@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         status = _complain("interrupted", Interrupted.exit_code)
     except BrokenPipeError:
         # Whoever read our output has seen enough; what is still buffered has nowhere to go.
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
         status = 0
     except Exception:  # noqa: BLE001 - a fault of ours: Python's own status 1 would read as "a regression was found"
         traceback.print_exc()

@@ -67,6 +67,7 @@ class Training(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has done all work of the steps started so far."""
+        return None
 
     def threads(self) -> int | None:
         """The number of CPU threads the framework says it uses; None where it cannot tell."""
@@ -74,6 +75,7 @@ class Training(Protocol):
 
     def reset_peaks(self) -> None:
         """Begin the peaks of the allocator anew."""
+        return None
 
     def allocated_peak_bytes(self) -> int | None:
         """The most memory that tensors held since `reset_peaks`; None where the framework does not count."""
@@ -106,6 +108,10 @@ class Engine(Protocol):
             return importlib.metadata.version(self.library)
         except importlib.metadata.PackageNotFoundError:
             return "unknown"
+
+    def advice(self) -> str | None:
+        """What would make this engine faster here, with the way out; None where nothing would. May import the framework."""
+        return None
 
     def unsupported(self, case: Case) -> str | None:
         """Why this engine cannot run `case`; None where it can."""

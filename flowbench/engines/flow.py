@@ -29,7 +29,7 @@ class FlowTraining(Training):
 
     def step(self, index: int) -> None:
         images, labels = self._batches[index % len(self._batches)]
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         loss = self._criterion(self._model(images), labels)
         loss.backward()
         self._optimizer.step()
@@ -69,6 +69,13 @@ class FlowEager(Engine):
         import framework
 
         return str(getattr(framework, "__version__", "unknown"))
+
+    def advice(self) -> str | None:
+        import framework as flow
+
+        if flow.backends.onednn.available():
+            return None
+        return f"runs on NumPy alone, many times slower: {flow.backends.onednn.why()}"
 
     def unsupported(self, case: Case) -> str | None:
         if case.precision != "float32":

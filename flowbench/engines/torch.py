@@ -35,7 +35,7 @@ class TorchTraining(Training):
 
     def step(self, index: int) -> None:
         images, labels = self._batches[index % len(self._batches)]
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad()
         loss = self._criterion(self._model(images), labels)
         loss.backward()
         self._optimizer.step()

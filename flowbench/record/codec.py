@@ -87,7 +87,7 @@ def encode(value: Any) -> Any:
 
 def schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """The JSON schema of `hint`; records are collected in `definitions` and referred to."""
-    if dataclasses.is_dataclass(hint):
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         name = hint.__name__
         if name not in definitions:
             definitions[name] = {}

@@ -354,9 +354,7 @@ def _lines(value: Any) -> str:
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     tree = dict(pairs)
     if len(tree) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise CodecError(f"key {describe(twice)}", "the same key twice", "each key once")
+        _unique("an object's keys", [key for key, _ in pairs])
     return tree
 
 
