@@ -86,7 +86,8 @@ def cli() -> None:
     "--preset", metavar="NAME", help="A named grid: smoke, cpu, seed, full. Default: what suits this machine."
 )
 @click.option("--engine", "engines", multiple=True, metavar="NAME …", help="The engines. Default: the preset's.")
-@click.option("--reference", metavar="NAME", help="The engine that others are compared with. Default: torch-eager; none compares nothing.")
+@click.option("--reference", metavar="NAME",
+              help="The engine that others are compared with. Default: torch-eager; none compares nothing.")  # fmt: skip
 @click.option("--model", "models", multiple=True, metavar="NAME …", help="The models. Default: the preset's.")
 @click.option("--batch-size", "batch_sizes", multiple=True, type=_COUNT, metavar="N …", help="Images per step.")
 @click.option("--input-shape", "image_shape", type=_ImageShape(), help="The shape of one image, for example 3x224x224.")

@@ -67,7 +67,7 @@ class Training(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has done all work of the steps started so far."""
-        return None
+        return
 
     def threads(self) -> int | None:
         """The number of CPU threads the framework says it uses; None where it cannot tell."""
@@ -75,7 +75,7 @@ class Training(Protocol):
 
     def reset_peaks(self) -> None:
         """Begin the peaks of the allocator anew."""
-        return None
+        return
 
     def allocated_peak_bytes(self) -> int | None:
         """The most memory that tensors held since `reset_peaks`; None where the framework does not count."""

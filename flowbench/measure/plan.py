@@ -23,7 +23,6 @@ from flowbench.workload import losses
 from flowbench.workload.data import BATCHES
 from flowbench.workload.models import check_input, describe_model
 
-
 # Given as the reference: measure the engines asked for and compare with nothing.
 NO_REFERENCE = "none"
 
