@@ -19,13 +19,16 @@ from flowbench.progress import ProgressDisplay, duration
 from flowbench.record import store
 from flowbench.record.run import RunDocument, read_document
 
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 # What is written beside the document: suffix and format.
 REPORTS = ((".txt", "speed-stats"), (".md", "markdown"))
 
 
 def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> int:
     """Measure, print the report, write it beside the document; returns the exit status."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, _interrupt)
     path, document = _prepare(request, resume, out, command)
     click.echo(f"run document: {path}", err=True)
     try:
@@ -99,4 +102,6 @@ def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+    for number in _ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not stop the clearing up, which takes a second
     raise KeyboardInterrupt

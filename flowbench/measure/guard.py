@@ -5,12 +5,11 @@ Started as `python -m flowbench.measure.guard MARK` with the pipe as standard in
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from typing import Self
 
-from flowbench.measure.processes import MARK, end_marked
+from flowbench.measure.processes import child_environment, end_marked
 
 
 class Guard:
@@ -20,12 +19,11 @@ class Guard:
         self._mark = mark
 
     def __enter__(self) -> Self:
-        environment = {name: value for name, value in os.environ.items() if name != MARK}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "flowbench.measure.guard", self._mark],
+            [sys.executable, "-P", "-m", "flowbench.measure.guard", self._mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env=environment,
+            env=child_environment(),
             start_new_session=True,
         )
         return self

@@ -16,6 +16,13 @@ from pathlib import Path
 MARK = "FLOWBENCH_SITTING"
 
 
+def child_environment() -> dict[str, str]:
+    """The environment for a child that imports what this process imports, from wherever it is started."""
+    environment = {name: value for name, value in os.environ.items() if name != MARK}
+    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
+    return environment
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the guard alone sees to it)."""
     if sys.platform != "linux":
@@ -25,6 +32,14 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the kernel knew what to do
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def offer_to_memory_killer() -> None:
+    """Where the system runs out of memory, let it be this process that is killed, not the one that keeps the record."""
+    try:
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    except OSError:
+        return  # not Linux, or not permitted: the kernel then takes the largest, which this one is likely to be
 
 
 def end_group(group: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flowbench.cell import Cell
-from flowbench.measure.processes import MARK, end_group, end_marked
+from flowbench.measure.processes import MARK, child_environment, end_group, end_marked, marked
 from flowbench.measure.wire import Event, Job, event_limit, job_line, read_event
 from flowbench.record.run import RankSample
 
@@ -23,6 +23,10 @@ from flowbench.record.run import RankSample
 SILENCE_BEFORE_STEPS_S = 300.0
 SILENCE_S = 60.0
 SILENCE_STEPS = 20
+
+# What a rank may still take after its result, and what it started after the rank itself, before they are ended.
+EXIT_S = 10.0
+LEFT_BEHIND_S = 1.0
 
 _TAIL_BYTES = 4000
 _THREAD_VARIABLES = (
@@ -106,27 +110,28 @@ class _Group:
             if not released and all(rank.last.phase == "barrier" for rank in self._ranks):
                 released = True
                 for rank in self._ranks:
+                    rank.heard = time.monotonic()
                     self._send(rank, b"go\n")
             self._check()
-        for rank in self._ranks:  # what was written just before the end
-            self._read(rank, rank.events)
-            self._read(rank, rank.output)
+            if self._over():
+                self._notes.append(f"a rank did not end by itself within {EXIT_S:g} s of its result")
+                break
         self._check()
 
     def end(self) -> tuple[str, ...]:
         """Kill what still runs; returns the command lines of processes that outlived their rank."""
         clean = self._error is None and all(rank.process.poll() == 0 for rank in self._ranks)
+        until = time.monotonic() + LEFT_BEHIND_S
+        while clean and marked(self._mark) and time.monotonic() < until:
+            time.sleep(0.02)  # helpers of an engine end when they see that it is gone
+        left_behind = end_marked(self._mark)
         for rank in self._ranks:
-            if not clean:
-                end_group(rank.process.pid)
+            end_group(rank.process.pid)
             rank.process.wait()
             for descriptor in (rank.commands, rank.events, rank.output):
                 os.close(descriptor)
         self._selector.close()
-        left_behind = tuple(end_marked(self._mark))
-        for rank in self._ranks:
-            end_group(rank.process.pid)
-        return left_behind if clean else ()
+        return tuple(left_behind) if clean else ()
 
     def result(self, left_behind: tuple[str, ...]) -> GroupResult:
         ranks = tuple(rank.result for rank in self._ranks if rank.result is not None)
@@ -141,17 +146,25 @@ class _Group:
         except BrokenPipeError:
             return  # it died; _check says of what
 
+    def _over(self) -> bool:
+        """Whether every rank has given its result, and had time to end."""
+        now = time.monotonic()
+        return all(rank.result is not None and now - rank.heard > EXIT_S for rank in self._ranks)
+
     def _read(self, rank: _Rank, descriptor: int) -> None:
         for chunk in _chunks(descriptor):
-            if descriptor == rank.output:
+            if not chunk:  # closed: it would be ready to read for ever
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(descriptor)
+            elif descriptor == rank.output:
                 rank.tail = (rank.tail + chunk)[-_TAIL_BYTES:]
-                continue
-            *lines, rank.pending = (rank.pending + chunk).split(b"\n")
-            for line in lines:
-                self._hear(rank, line)
-            if len(rank.pending) > event_limit(self._job):
-                self._fail(rank, "wrote more on the pipe of results than a result can be")
-                return
+            else:
+                *lines, rank.pending = (rank.pending + chunk).split(b"\n")
+                for line in lines:
+                    self._hear(rank, line)
+                if len(rank.pending) > event_limit(self._job):
+                    self._fail(rank, "wrote more on the pipe of results than a result can be")
+                    return
 
     def _hear(self, rank: _Rank, line: bytes) -> None:
         try:
@@ -177,9 +190,14 @@ class _Group:
     def _check(self) -> None:
         for rank in self._ranks:
             status = rank.process.poll()
+            if status is not None:  # what it wrote just before it ended
+                self._read(rank, rank.events)
+                self._read(rank, rank.output)
+            if rank.result is not None:
+                continue
             if status is None:
                 self._check_silence(rank)
-            elif rank.result is None:
+            else:
                 self._fail(rank, self._death(rank, status))
 
     def _check_silence(self, rank: _Rank) -> None:
@@ -213,29 +231,27 @@ class _Group:
 def _start_rank(number: int, cell: Cell, mark: str) -> _Rank:
     command_read, command_write = os.pipe()
     event_read, event_write = os.pipe()
+    output_read, output_write = os.pipe()
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flowbench.measure.worker", str(command_read), str(event_write)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stdout=output_write,
+            stderr=output_write,
             pass_fds=(command_read, event_write),
             env=_environment(number, cell, mark),
             start_new_session=True,
         )
     finally:
-        os.close(command_read)
-        os.close(event_write)
-    assert process.stdout is not None
-    return _Rank(number, process, command_write, event_read, os.dup(process.stdout.fileno()))
+        for descriptor in (command_read, event_write, output_write):
+            os.close(descriptor)
+    return _Rank(number, process, command_write, event_read, output_read)
 
 
 def _environment(number: int, cell: Cell, mark: str) -> dict[str, str]:
     """The threads are set here because OpenMP reads them once, when its library is loaded."""
-    environment = dict(os.environ)
+    environment = child_environment()
     environment |= dict.fromkeys(_THREAD_VARIABLES, str(cell.threads))
-    # A rank finds what this process finds, from wherever it was started.
-    environment["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
     environment[MARK] = mark
     if cell.world_size > 1:
         environment |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(cell.world_size)}
@@ -243,9 +259,11 @@ def _environment(number: int, cell: Cell, mark: str) -> dict[str, str]:
 
 
 def _chunks(descriptor: int) -> Iterator[bytes]:
+    """What can be read now; an empty chunk where the other end is closed."""
     with contextlib.suppress(BlockingIOError):
         while chunk := os.read(descriptor, 65536):
             yield chunk
+        yield b""
 
 
 def _memory_kills() -> int:

@@ -14,7 +14,7 @@ import sys
 from flowbench.engine import Engine, Task, Training, load_engine
 from flowbench.measure.clock import time_step
 from flowbench.measure.memory import ResidentMeter
-from flowbench.measure.processes import die_with_parent
+from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
 from flowbench.measure.wire import Event, Job, Phase, event_line, read_job
 from flowbench.record.run import Memory, RankSample
 from flowbench.workload.data import make_batches, make_weights
@@ -133,4 +133,5 @@ def _describe(error: BaseException) -> str:
 
 if __name__ == "__main__":
     die_with_parent()
+    offer_to_memory_killer()
     main(int(sys.argv[1]), int(sys.argv[2]))

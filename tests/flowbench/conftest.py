@@ -1,0 +1,98 @@
+"""The toy engines, installed as another package would install them: by an entry point in a folder on the path."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+ENGINES = {
+    "toy": "toy_engine:ToyEngine",
+    "toy-raises": "odd_engines:Raises",
+    "toy-raises-in-build": "odd_engines:RaisesInBuild",
+    "toy-exits": "odd_engines:Exits",
+    "toy-hangs": "odd_engines:Hangs",
+    "toy-segfaults": "odd_engines:Segfaults",
+    "toy-killed": "odd_engines:Killed",
+    "toy-wrong": "odd_engines:WrongGradients",
+    "toy-not-finite": "odd_engines:NotFinite",
+    "toy-threads": "odd_engines:TooManyThreads",
+    "toy-child": "odd_engines:LeavesAChild",
+    "toy-talks": "odd_engines:Talks",
+    "toy-holds": "odd_engines:HoldsMemory",
+    "toy-waits": "odd_engines:Waits",
+    "toy-missing": "odd_engines:NotInstalled",
+    "toy-no-module": "no_such_module:Engine",
+}
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as pip would leave it: the modules and their dist-info."""
+    folder = tmp_path_factory.mktemp("site")
+    for module in ("toy_engine.py", "odd_engines.py"):
+        shutil.copy(HERE / module, folder)
+    info = folder / "toys-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toys\nVersion: 1.0\n")
+    lines = "".join(f"{name} = {target}\n" for name, target in ENGINES.items())
+    (info / "entry_points.txt").write_text(f"[flowbench.engines]\n{lines}")
+    return folder
+
+
+@pytest.fixture
+def toys(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The toy engines, for this process and the ranks it starts."""
+    monkeypatch.syspath_prepend(site)
+    yield site
+    for module in ("toy_engine", "odd_engines"):
+        sys.modules.pop(module, None)
+
+
+Starter = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(site: Path, repository: Path, tmp_path: Path) -> Iterator[Starter]:
+    """Starts `flowbench ARGUMENTS` in an empty folder; what still runs at the end of the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_one(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join([str(site), str(repository)])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "flowbench", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", **environment},
+        )
+        started.append(process)
+        return process
+
+    yield start_one
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+    """Wait until `condition` holds; fails the test, naming `what`, after a generous while."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"{what} did not happen within {seconds} s"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def wait() -> Callable[..., None]:
+    """`wait_for`, for tests that cannot import this file."""
+    return wait_for

@@ -1,0 +1,148 @@
+"""Engines that go wrong in one way each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from toy_engine import ToyEngine, ToyTraining
+
+from flowbench.engine import Task
+
+SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
+
+
+class Odd(ToyEngine):
+    """Calls `happen` in step 2."""
+
+    display_name = "Odd"
+
+    def build(self, task: Task) -> ToyTraining:
+        engine = self
+
+        class Training(ToyTraining):
+            def step(self, index: int) -> None:
+                super().step(index)
+                if index == 2:
+                    engine.happen(self)
+
+        return Training(task)
+
+    def happen(self, training: ToyTraining) -> None:
+        pass
+
+
+class Raises(Odd):
+    def happen(self, training: ToyTraining) -> None:
+        raise ValueError("the toy | broke\non purpose")
+
+
+class RaisesInBuild(ToyEngine):
+    def build(self, task: Task) -> ToyTraining:
+        raise MemoryError("asked for 10 GiB")
+
+
+class Exits(Odd):
+    def happen(self, training: ToyTraining) -> None:
+        print("the toy's last words")
+        sys.stdout.flush()
+        os._exit(7)
+
+
+class Hangs(Odd):
+    def happen(self, training: ToyTraining) -> None:
+        subprocess.Popen(SLEEP, start_new_session=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            time.sleep(1)
+
+
+class Segfaults(Odd):
+    def happen(self, training: ToyTraining) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Killed(Odd):
+    def happen(self, training: ToyTraining) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class WrongGradients(ToyEngine):
+    """Trains with gradients ten per cent too small: faster, say."""
+
+    display_name = "Wrong"
+
+    def build(self, task: Task) -> ToyTraining:
+        class Training(ToyTraining):
+            def update(self, gradients: list[np.ndarray]) -> None:
+                super().update([gradient * np.float32(0.9) for gradient in gradients])
+
+        return Training(task)
+
+
+class NotFinite(Odd):
+    def happen(self, training: ToyTraining) -> None:
+        training.last = float("nan")
+
+
+class TooManyThreads(ToyEngine):
+    def build(self, task: Task) -> ToyTraining:
+        class Training(ToyTraining):
+            def threads(self) -> int:
+                return task.cell.threads + 1
+
+        return Training(task)
+
+
+class LeavesAChild(Odd):
+    """Starts a process in a session of its own, and lets it be."""
+
+    def happen(self, training: ToyTraining) -> None:
+        subprocess.Popen(SLEEP, start_new_session=True, stdout=subprocess.DEVNULL)
+
+
+class Talks(Odd):
+    """Writes more than a pipe holds on both outputs, and lines like those of the results."""
+
+    def happen(self, training: ToyTraining) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.write('{"phase": "end", "result": null}\n' * 20_000)
+
+
+class HoldsMemory(Odd):
+    """Holds 300 MB for a moment within a timed step."""
+
+    def happen(self, training: ToyTraining) -> None:
+        held = np.ones(300_000_000, np.uint8)
+        del held
+
+
+class Waits(ToyEngine):
+    """Hangs where the file `wait_in` beside the documents says: while building, or in a step; with a child."""
+
+    def build(self, task: Task) -> ToyTraining:
+        where = Path(os.environ["ODD_WAIT_FILE"]).read_text()
+
+        def wait() -> None:
+            subprocess.Popen(SLEEP, start_new_session=True, stdout=subprocess.DEVNULL)
+            Path(os.environ["ODD_WAIT_FILE"] + ".reached").touch()
+            time.sleep(1000)
+
+        class Training(ToyTraining):
+            def step(self, index: int) -> None:
+                super().step(index)
+                if where == f"step {index}":
+                    wait()
+
+        if where == "build":
+            wait()
+        return Training(task)
+
+
+class NotInstalled(ToyEngine):
+    library = "a_library_that_is_nowhere"

@@ -1,0 +1,216 @@
+"""Sittings with real processes: what is measured, what goes wrong, and that nothing is left."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from flowbench import sitting
+from flowbench.errors import FlowbenchError
+from flowbench.measure.plan import Request, check_resumable, plan_run
+from flowbench.measure.processes import marked
+from flowbench.measure.session import Watcher, run_session, whole_rounds
+from flowbench.record import store
+from flowbench.record.run import RunDocument, Sample, read_document
+
+pytestmark = pytest.mark.usefixtures("toys")
+
+
+class Silent(Watcher):
+    def turn(self, turn, number, turns, left_s):
+        self.left_s = left_s
+
+    def step(self, step):
+        pass
+
+    def sample(self, sample):
+        pass
+
+
+def measure(tmp_path: Path, *engines: str, **changes: object) -> RunDocument:
+    """A sitting of `engines` on the smallest model; the last one is the reference."""
+    request = {
+        "image_shape": (3, 4, 4),
+        "batch_sizes": (2,),
+        "steps": 3,
+        "warmup": 1,
+        "pairs": 2,
+        "threads": 1,
+    } | changes
+    document = plan_run(Request(models=("linear",), engines=engines, reference=engines[-1], **request), ("test",))
+    path = store.create(tmp_path, document)
+    measured = run_session(path, document, Silent())
+    assert read_document(path) == measured
+    assert not marked(measured.run_id)
+    assert not path.with_suffix(".lock").exists()
+    return measured
+
+
+def of(document: RunDocument, engine: str) -> list[Sample]:
+    return [sample for sample in document.samples if document.by_key[sample.cell].engine == engine]
+
+
+def test_each_engine_runs_in_mirrored_rounds_and_is_recorded_in_full(tmp_path: Path) -> None:
+    document = measure(tmp_path, "toy-talks", "toy", pairs=3, batch_sizes=(2, 1))
+    order = [
+        (document.by_key[s.cell].input_shape[0], document.by_key[s.cell].engine, s.pair, s.position)
+        for s in document.samples
+    ]
+    assert order == [
+        (size, engine, pair, position)
+        for size in (2, 1)
+        for pair in range(3)
+        for position, engine in enumerate(("toy-talks", "toy") if pair % 2 == 0 else ("toy", "toy-talks"))
+    ]
+    for sample in document.samples:
+        (rank,) = sample.ranks
+        assert sample.status == "ok"
+        assert sample.loss_difference == (None if document.by_key[sample.cell].engine == "toy" else 0)
+        assert (len(rank.warmup_ms), len(rank.steps_ms), len(rank.losses)) == (1, 3, 4)
+        assert rank.threads == 1
+        assert rank.memory.resident_peak_bytes >= rank.memory.resident_before_bytes > 0
+        assert rank.memory.allocated_peak_bytes is None
+    assert document.ending.how == "complete"
+    assert document.reference == "toy"
+    assert {engine.version for engine in document.engines} == {document.versions["numpy"]}
+    assert sitting.exit_status(document) == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("toy-raises", "ValueError: the toy | broke on purpose (in phase steps)"),
+        ("toy-raises-in-build", "MemoryError: asked for 10 GiB (in phase build)"),
+        (
+            "toy-exits",
+            "ended with status 7 in phase steps, after step 1, without a result; its last words: the toy's last words",
+        ),
+        ("toy-segfaults", "died of SIGSEGV in phase steps, after step 1"),
+        ("toy-killed", "died of SIGKILL in phase steps, after step 1"),
+        ("toy-hangs", "hangs: no sign of progress for 2 s in phase steps, after step 1"),
+        ("toy-threads", "RuntimeError: the engine uses 2 threads, the cell asks for 1 (in phase end)"),
+    ],
+)
+def test_an_engine_that_goes_wrong_fails_its_cell_alone(engine: str, said: str, tmp_path: Path) -> None:
+    document = measure(tmp_path, engine, "toy", timeout_s=2 if engine == "toy-hangs" else None)
+    (failed,) = of(document, engine)  # tried once, not in every round
+    assert failed.status == "failed"
+    assert failed.error is not None
+    assert failed.error.startswith(said)
+    assert [sample.status for sample in of(document, "toy")] == ["ok", "ok"]
+    assert document.ending.how == "complete"
+    assert sitting.exit_status(document) == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [("toy-wrong", "they differ by"), ("toy-not-finite", "its loss at step 2 is not finite")],
+)
+def test_an_engine_that_trains_otherwise_is_void(engine: str, said: str, tmp_path: Path) -> None:
+    document = measure(tmp_path, engine, "toy")
+    (void,) = of(document, engine)
+    assert void.status == "void"
+    assert void.error is not None
+    assert said in void.error
+    assert void.ranks[0].steps_ms  # what it took is kept, to be looked at
+    assert [sample.status for sample in of(document, "toy")] == ["ok", "ok"]
+    assert sitting.exit_status(document) == 2
+
+
+def test_a_process_that_an_engine_leaves_is_ended_and_named(tmp_path: Path) -> None:
+    document = measure(tmp_path, "toy-child", "toy", pairs=1)
+    (finding,) = [finding for finding in document.findings if finding.kind == "left behind"]
+    assert "time.sleep(1000)" in finding.message
+    assert of(document, "toy-child")[0].status == "ok"
+
+
+def test_the_memory_peak_is_that_of_the_timed_steps_and_children_count(tmp_path: Path) -> None:
+    held = measure(tmp_path, "toy-holds", "toy", pairs=1)
+    above = {engine: of(held, engine)[0].ranks[0].memory.resident_above_bytes for engine in ("toy-holds", "toy")}
+    assert 290e6 < above["toy-holds"] - above["toy"] < 320e6
+    # The peak lies in step 2: as a warm-up step it is not counted.
+    warmed = measure(tmp_path, "toy-holds", "toy", pairs=1, warmup=3, steps=1)
+    above = {engine: of(warmed, engine)[0].ranks[0].memory.resident_above_bytes for engine in ("toy-holds", "toy")}
+    assert abs(above["toy-holds"] - above["toy"]) < 20e6
+    child = measure(tmp_path, "toy-child", "toy", pairs=1)
+    above = {engine: of(child, engine)[0].ranks[0].memory.resident_above_bytes for engine in ("toy-child", "toy")}
+    assert above["toy-child"] - above["toy"] > 2e6
+
+
+def test_without_its_reference_an_engine_runs_alone_and_the_document_says_so(tmp_path: Path) -> None:
+    document = measure(tmp_path, "toy", "toy-missing")
+    assert document.reference is None
+    assert [left_out.what for left_out in document.not_measured] == ["toy-missing"]
+    assert "there is no reference" in document.not_measured[0].reason
+    assert [(sample.status, sample.loss_difference) for sample in document.samples] == [("ok", None)] * 2
+
+
+def test_what_an_engine_does_not_support_is_listed_with_its_reason(tmp_path: Path) -> None:
+    request = Request(models=("linear", "resnet18"), engines=("toy",), reference="none", image_shape=(3, 64, 64))
+    document = plan_run(request, ("test",))
+    assert {cell.model for cell in document.cells} == {"linear"}
+    assert {left_out.reason for left_out in document.not_measured} == {"the toy knows only the model linear"}
+
+
+def test_the_wall_cap_ends_a_sitting_between_rounds(tmp_path: Path) -> None:
+    document = measure(tmp_path, "toy", pairs=50, batch_sizes=(2, 1), wall_cap_s=0.001)
+    assert document.ending.how == "wall_cap"
+    assert len(document.samples) == 0
+    assert {left_out.reason for left_out in document.not_measured} == {
+        "the sitting ended before it: the cap of 0.001 s was reached"
+    }
+    assert sitting.exit_status(document) == 2
+
+
+def test_resuming_measures_what_is_missing_in_whole_rounds(tmp_path: Path) -> None:
+    whole = measure(tmp_path, "toy-talks", "toy", pairs=3)
+    cut = dataclasses.replace(whole, samples=whole.samples[:3], ending=dataclasses.replace(whole.ending, how="running"))
+    resumed = whole_rounds(cut)
+    assert resumed.samples == whole.samples[:2]
+    assert [finding.message for finding in resumed.findings if finding.kind == "resumed"] == [
+        "1 samples of unfinished rounds were measured anew"
+    ]
+    path = tmp_path / "resumed.json"
+    store.replace(path, resumed)
+    again = run_session(path, resumed, Silent())
+    assert again.samples[:2] == whole.samples[:2]
+    assert Counter(sample.pair for sample in again.samples) == {0: 2, 1: 2, 2: 2}
+    assert again.ending.how == "complete"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"machine": {"cpu_model": "another one"}}, "machine's cpu_model: another one / "),
+        ({"machine": {"memory_bytes": 1}}, "machine's memory_bytes: 1 / "),
+        ({"git": {"commit": "0" * 40}}, f"commit: {'0' * 40} / "),
+        ({"versions": {"numpy": "0.1"}}, "version of numpy: 0.1 / "),
+    ],
+)
+def test_resuming_elsewhere_is_refused_by_name(change: dict, named: str, tmp_path: Path) -> None:
+    document = plan_run(Request(models=("linear",), engines=("toy",), reference="none"), ("test",))
+    check_resumable(document, Request(), "run.json")
+    for name, values in change.items():
+        old = getattr(document, name)
+        new = {**old, **values} if isinstance(old, dict) else dataclasses.replace(old, **values)
+        document = dataclasses.replace(document, **{name: new})
+    with pytest.raises(FlowbenchError, match="cannot be resumed here") as caught:
+        check_resumable(document, Request(), "run.json")
+    assert named in str(caught.value)
+
+
+def test_resuming_with_other_settings_is_refused_by_name() -> None:
+    document = plan_run(Request(models=("linear",), engines=("toy",), reference="none", steps=7), ("test",))
+    check_resumable(document, Request(steps=7, engines=("toy",)), "run.json")
+    with pytest.raises(FlowbenchError, match="steps 7, asked for 8"):
+        check_resumable(document, Request(steps=8), "run.json")
+
+
+def test_two_writers_of_one_document_are_kept_apart(tmp_path: Path) -> None:
+    document = plan_run(Request(models=("linear",), engines=("toy",), reference="none"), ("test",))
+    path = store.create(tmp_path, document)
+    with store.held(path), pytest.raises(FlowbenchError, match="another process is writing this run"):
+        run_session(path, document, Silent())
