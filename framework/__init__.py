@@ -1,10 +1,10 @@
 """Flow: a small eager deep-learning framework. Use it as `import framework as flow`."""
 
-from framework import backends, cpu, models, nn, optim
+from framework import backends, cpu, cuda, models, nn, optim
 from framework.autograd import enable_grad, is_grad_enabled, no_grad
 from framework.creation import arange, empty, from_numpy, full, ones, rand, randn, tensor, zeros, zeros_like
 from framework.device import Device as device
-from framework.dtype import bool_, float32, float64, int32, int64, uint8
+from framework.dtype import bfloat16, bool_, float32, float64, int32, int64, uint8
 from framework.ops import (
     add,
     argmax,
@@ -38,9 +38,11 @@ __all__ = [
     "arange",
     "argmax",
     "backends",
+    "bfloat16",
     "bool_",
     "clone",
     "cpu",
+    "cuda",
     "device",
     "divide",
     "empty",

@@ -25,7 +25,8 @@ def tensor(
     Python floats become float32. Raises TypeError for values that are no numbers.
     """
     if isinstance(data, Tensor):
-        values = data.detach().numpy()
+        values = runtime(data.device).to_host(data.array)
+        dtype = dtype or data.dtype
     else:
         values = np.asarray(data)
         if dtype is None and values.dtype == np.float64 and not isinstance(data, np.ndarray | np.generic):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-_TYPES = ("cpu",)
+_TYPES = ("cpu", "cuda")
+# The index that a type without a number stands for.
+_current = dict.fromkeys(_TYPES, 0)
 
 
 class Device:
-    """A device, such as `cpu`. Equal devices are the same object, so `is` compares them."""
+    """A device, such as `cpu` or `cuda:1`. Equal devices are the same object, so `is` compares them.
+
+    `cuda` without a number is the current CUDA device: the first, or the one given to `flow.cuda.set_device`.
+    """
 
     __slots__ = ("index", "type")
     _known: dict[tuple[str, int], Device] = {}
@@ -20,7 +25,7 @@ class Device:
         kind, _, number = name.partition(":")
         if kind not in _TYPES or (number and not number.isdigit()):
             raise ValueError(f"no device is called {name!r}; there are {', '.join(_TYPES)}")
-        key = (kind, int(number) if number else index or 0)
+        key = (kind, int(number) if number else _current[kind] if index is None else index)
         if key not in cls._known:
             device = super().__new__(cls)
             device.type, device.index = key
@@ -35,6 +40,11 @@ class Device:
 
     def __reduce__(self) -> tuple:
         return (Device, (str(self),))
+
+
+def set_current(device: Device) -> None:
+    """Lets the name of the device's type, without a number, stand for `device`."""
+    _current[device.type] = device.index
 
 
 cpu = Device("cpu")

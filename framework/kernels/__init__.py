@@ -10,6 +10,10 @@ __all__ = ["Kernel", "Table", "kernel", "table_for"]
 
 def table_for(device: Device) -> Table:
     """The kernel table of `device`. On the CPU, oneDNN's kernels stand before NumPy's where oneDNN is there."""
+    if device.type == "cuda":
+        from framework.kernels import cuda
+
+        return cuda.table()
     from framework.kernels import onednn, reference
 
     return onednn.table(reference.TABLE) if onednn.available() else reference.TABLE

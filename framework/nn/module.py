@@ -182,7 +182,8 @@ class Module:
         for name, held in own.items():
             if name in state:
                 value = state[name]
-                held.copy_(value.detach() if isinstance(value, Tensor) else tensor(np.asarray(value)))
+                given = value.detach() if isinstance(value, Tensor) else tensor(np.asarray(value))
+                held.copy_(given.to(held.device))
 
     def __repr__(self) -> str:
         inside = "".join(f"\n  {name}: " + repr(m).replace("\n", "\n  ") for name, m in self._modules.items())

@@ -18,7 +18,7 @@ def to(a: Tensor, target: DType | Device | str) -> Tensor:
     device = Device(target)
     if device is a.device:
         return a
-    return Tensor(runtime(device).from_host(a.detach().numpy(), a.dtype))
+    return Tensor(runtime(device).from_host(runtime(a.device).to_host(a.array), a.dtype))
 
 
 def _reversed(operation: Any) -> Any:

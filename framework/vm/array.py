@@ -69,15 +69,23 @@ class Array:
         """A NumPy view for kernels on the host. It does not keep the storage alive: never hand it to a user."""
         view = self._ndarray
         if view is None:
-            dtype, block = self.dtype, self.storage.block
-            view = self._ndarray = np.ndarray(
-                self.shape,
-                dtype.numpy,
-                block.segment.memory.buffer,
-                block.offset + self.offset * dtype.itemsize,
-                _byte_stride(self.stride, dtype.itemsize),
-            )
+            if self.dtype.numpy is None:
+                raise TypeError(
+                    f"{self.dtype.name} has no NumPy type, so no kernel takes it on the host; convert to float32 first"
+                )
+            view = self._ndarray = self.host_view()
         return view
+
+    def host_view(self) -> np.ndarray:
+        """As `ndarray`, but for every element type: those that NumPy does not know are seen as their bits."""
+        dtype, block = self.dtype, self.storage.block
+        return np.ndarray(
+            self.shape,
+            dtype.bits,
+            block.segment.memory.buffer,
+            block.offset + self.offset * dtype.itemsize,
+            _byte_stride(self.stride, dtype.itemsize),
+        )
 
     @property
     def ndim(self) -> int:

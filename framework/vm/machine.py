@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from framework.device import Device
 from framework.vm import dependence
 from framework.vm.array import Array
 from framework.vm.instruction import Instruction
@@ -16,20 +17,23 @@ Observer = Callable[[Instruction, Callable[[], None]], None]
 class Machine:
     """Issues instructions to streams.
 
-    With one stream there is nothing to wait for and nothing is noted. When a second one comes, it first waits
-    for everything issued so far; from then on each storage keeps its last users.
+    With one stream a device there is nothing to wait for and nothing is noted. When a device gets a second one, it
+    first waits for everything issued so far; from then on each storage keeps its last users.
     """
 
     def __init__(self) -> None:
         self._streams: list[Stream] = []
         self._observers: list[Observer] = []
+        # Whether some device has several streams.
+        self._parallel = False
         # One test on the way of every instruction: is there more to do than to run it?
         self._plain = True
 
     def add_stream(self, stream: Stream) -> Stream:
         """Makes a stream known. Work issued to it comes after everything issued before."""
         for other in self._streams:
-            stream.wait(other.mark())
+            if other.device is stream.device:
+                stream.wait(other.mark())
         self._streams.append(stream)
         self._update()
         return stream
@@ -41,7 +45,7 @@ class Machine:
         self._update()
 
     def issue(self, instruction: Instruction, stream: Stream | None = None) -> None:
-        """Runs an instruction on `stream` (the first one made known where none is named)."""
+        """Runs an instruction on `stream` (its device's first one where none is named)."""
         kernel = instruction.kernel
         for operand in instruction.operands[: kernel.outputs]:
             if type(operand) is Array:
@@ -52,12 +56,13 @@ class Machine:
         if self._plain:
             kernel(*instruction.operands, **instruction.attributes)
         else:
-            self._issue(instruction, stream or self._streams[0])
+            self._issue(instruction, stream or self._first_stream(instruction))
 
-    def synchronize(self) -> None:
-        """Returns when everything issued to any stream has run."""
+    def synchronize(self, device: Device | None = None) -> None:
+        """Returns when everything issued to any stream, or any of `device`, has run."""
         for stream in self._streams:
-            stream.synchronize()
+            if device is None or stream.device is device:
+                stream.synchronize()
 
     @contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
@@ -74,16 +79,21 @@ class Machine:
         run = instruction.run
         for observer in self._observers:
             run = _bind(observer, instruction, run)
-        if len(self._streams) < 2:
+        if not self._parallel:
             run()
             return
         dependence.wait(instruction, stream)
         stream.sequence += 1
-        run()
+        stream.run(run)
         dependence.note(instruction, stream.mark())
 
+    def _first_stream(self, instruction: Instruction) -> Stream:
+        device = instruction.writes[0].storage.device
+        return next(stream for stream in self._streams if stream.device is device)
+
     def _update(self) -> None:
-        self._plain = len(self._streams) < 2 and not self._observers
+        self._parallel = len({stream.device for stream in self._streams}) < len(self._streams)
+        self._plain = not self._parallel and not self._observers
 
 
 def _bind(observer: Observer, instruction: Instruction, run: Callable[[], None]) -> Callable[[], None]:

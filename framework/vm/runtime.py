@@ -23,11 +23,13 @@ class Runtime:
     `runtime.relu(y, x)` issues the kernel `relu` that writes `y` and reads `x`.
     """
 
-    def __init__(self, device: Device, allocator: CachingAllocator, table: Table) -> None:
+    def __init__(
+        self, device: Device, allocator: CachingAllocator, table: Table, compute: Stream | None = None
+    ) -> None:
         self.device = device
         self.allocator = allocator
         self.table = table
-        self.compute = machine.add_stream(Stream(device, "compute"))
+        self.compute = machine.add_stream(compute or Stream(device, "compute"))
         for name, kernel in table.kernels.items():
             setattr(self, name, _issuing(kernel))
 
@@ -59,15 +61,23 @@ class Runtime:
     def from_host(self, values: np.ndarray, dtype: DType) -> Array:
         """A new array with a copy of `values`, converted to `dtype`."""
         array = self.empty(values.shape, dtype)
-        np.copyto(array.ndarray, values, casting="unsafe")
+        np.copyto(array.host_view(), values if dtype.numpy else dtype.encode(values), casting="unsafe")
         return array
 
     def to_host(self, array: Array) -> np.ndarray:
-        """The values of `array`, to read at once: on the CPU a view that does not keep the memory alive."""
-        return array.ndarray
+        """The values of `array`, to read at once: on the CPU a view that does not keep the memory alive.
+
+        Types that NumPy does not know come as float32.
+        """
+        return array.dtype.decode(array.host_view()) if array.dtype.numpy is None else array.ndarray
 
 
 _runtimes: dict[Device, Runtime] = {}
+
+
+def existing_runtime(device: Device) -> Runtime | None:
+    """The runtime of `device` if it was ever asked for. Asking for a CUDA device's makes a context there; this does not."""
+    return _runtimes.get(device)
 
 
 def runtime(device: Device) -> Runtime:
@@ -85,6 +95,11 @@ def scratch(device: Device, nbytes: int) -> Array:
 
 def _make(device: Device) -> Runtime:
     from framework.kernels import table_for
+
+    if device.type == "cuda":
+        from framework.vm.transfer import CudaRuntime
+
+        return CudaRuntime(device)
     from framework.vm.host import HostSource
 
     return Runtime(device, CachingAllocator(HostSource()), table_for(device))

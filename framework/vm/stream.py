@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from framework.device import Device
@@ -37,6 +38,10 @@ class Stream:
         self.wait_for(mark)
         # The wait covers all that was issued there by now, so earlier and equal marks need no second one.
         self._waited[mark.stream] = mark.stream.sequence
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Calls `work`, which launches an instruction; what it launches goes to this stream."""
+        work()
 
     def wait_for(self, mark: Mark) -> None:
         """Makes the device wait. Nothing to do where every instruction has run when its issue returns."""

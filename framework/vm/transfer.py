@@ -1,0 +1,147 @@
+"""The runtime of a CUDA device, and how values travel between it and the host: through pinned memory, in pieces."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+
+from framework.device import Device
+from framework.dtype import DType
+from framework.vm import cuda
+from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
+from framework.vm.memory import CachingAllocator
+from framework.vm.runtime import Runtime
+
+_PIECE_BYTES = 8 * 1024 * 1024
+_PIECES = 2
+
+
+class CudaRuntime(Runtime):
+    """The runtime of a CUDA device. Raises CudaUnavailableError where the device cannot be used."""
+
+    def __init__(self, device: Device) -> None:
+        from framework.kernels import table_for
+
+        cuda.check(device)
+        cuda.choose(device)
+        stream = cuda.CudaStream(device, "compute")
+        super().__init__(device, CachingAllocator(cuda.CudaSource(device)), table_for(device), stream)
+        self._staging = _Staging(stream)
+
+    def from_host(self, values: np.ndarray, dtype: DType) -> Array:
+        """A new array with a copy of `values`, converted to `dtype`; images and their like lie NHWC.
+
+        Returns when `values` has been read; the copy to the device may still be under way.
+        """
+        bits = dtype.encode(values)
+        if bits.ndim != 4:
+            array = self.empty(bits.shape, dtype)
+            self._staging.send(array.ptr, np.ascontiguousarray(bits))
+            return array
+        array = self.empty(bits.shape, dtype, channels_last_stride(bits.shape))
+        nhwc = bits.transpose(0, 2, 3, 1)
+        if nhwc.flags.c_contiguous:
+            self._staging.send(array.ptr, nhwc)
+        else:
+            # The device transposes many times faster than the host.
+            dense = self.empty(bits.shape, dtype)
+            self._staging.send(dense.ptr, np.ascontiguousarray(bits))
+            self.copy(array, dense)
+        return array
+
+    def to_host(self, array: Array) -> np.ndarray:
+        """The values of `array`, copied to the host when everything issued before has run."""
+        dense = array
+        if dense_stride_like(array.shape, array.stride) != array.stride and not array.is_contiguous:
+            dense = self.empty(array.shape, array.dtype)
+            self.copy(dense, array)
+        raw = np.empty(array.size, array.dtype.bits)
+        self._staging.receive(raw, dense.ptr)
+        stride = contiguous_stride(array.shape) if dense.is_contiguous else dense.stride
+        itemsize = array.dtype.itemsize
+        bits = np.ndarray(array.shape, raw.dtype, raw, 0, tuple([step * itemsize for step in stride]))
+        return array.dtype.decode(bits)
+
+
+class _Staging:
+    """Pinned memory that copies go through: the device reads and writes it by itself, while the host goes on."""
+
+    def __init__(self, stream: cuda.CudaStream) -> None:
+        self.stream = stream
+        self._lock = threading.Lock()
+        self._pieces: list[_Piece] = []
+        self._next = -1
+
+    def send(self, target: int, source: np.ndarray) -> None:
+        """Copies a C-contiguous array to the device's address `target`."""
+        runtime = cuda.api()
+        flat = source.reshape(-1).view(np.uint8)
+        with self._lock:
+            for start in range(0, flat.size, _PIECE_BYTES):
+                piece = self._take()
+                part = flat[start : start + _PIECE_BYTES]
+                piece.buffer[: part.size] = part
+                runtime.memcpyAsync(
+                    target + start, piece.ptr, part.size, runtime.memcpyHostToDevice, self.stream.pointer
+                )
+                piece.event = self.stream.record()
+
+    def receive(self, target: np.ndarray, source: int) -> None:
+        """Copies from the device's address `source` into a C-contiguous array, and waits for it."""
+        runtime = cuda.api()
+        flat = target.reshape(-1).view(np.uint8)
+        with self._lock:
+            under_way: list[tuple[_Piece, np.ndarray]] = []
+            for start in range(0, flat.size, _PIECE_BYTES):
+                if len(under_way) == _PIECES:
+                    self._land(*under_way.pop(0))
+                piece = self._take()
+                part = flat[start : start + _PIECE_BYTES]
+                runtime.memcpyAsync(
+                    piece.ptr, source + start, part.size, runtime.memcpyDeviceToHost, self.stream.pointer
+                )
+                piece.event = self.stream.record()
+                under_way.append((piece, part))
+            for piece, part in under_way:
+                self._land(piece, part)
+
+    def _land(self, piece: _Piece, part: np.ndarray) -> None:
+        self._wait(piece)
+        part[:] = piece.buffer[: part.size]
+
+    def _take(self) -> _Piece:
+        """The piece used longest ago, once the device is done with it."""
+        cuda.choose(self.stream.device)
+        if len(self._pieces) < _PIECES:
+            self._pieces.append(_Piece(self.stream.device))
+            return self._pieces[-1]
+        self._next = (self._next + 1) % _PIECES
+        piece = self._pieces[self._next]
+        self._wait(piece)
+        return piece
+
+    def _wait(self, piece: _Piece) -> None:
+        if piece.event is None:
+            return
+        try:
+            cuda.api().eventSynchronize(piece.event)
+        except cuda.api().CUDARuntimeError as error:
+            raise cuda.translated(error, "a copy between host and device") from error
+        self.stream.recycle(piece.event)
+        piece.event = None
+
+
+class _Piece:
+    """A part of pinned memory, and the event behind the last copy that used it."""
+
+    __slots__ = ("buffer", "event", "ptr")
+
+    def __init__(self, device: Device) -> None:
+        cuda.choose(device)
+        runtime = cuda.api()
+        self.ptr: int = runtime.hostAlloc(_PIECE_BYTES, runtime.hostAllocPortable)
+        self.buffer: Any = np.frombuffer((ctypes.c_char * _PIECE_BYTES).from_address(self.ptr), np.uint8)
+        self.event: int | None = None
