@@ -71,8 +71,7 @@ def test_flowbench_help_imports_no_framework() -> None:
 import contextlib, io, sys
 from flowbench.cli import main
 with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.suppress(SystemExit):
-    sys.argv = ["flowbench", "--help"]
-    main()
+    main(["--help"])
 assert "run" in said.getvalue()
 print(*sorted({name.split(".")[0] for name in sys.modules}))
 """).split()
@@ -176,11 +175,11 @@ def test_documents_name_sessions_that_exist() -> None:
 
 
 def test_documents_name_commands_that_exist() -> None:
-    from flowbench.cli import main
+    from flowbench.cli import cli
 
     for document in DOCUMENTS:
         named = set(re.findall(r"`flowbench (\w+)", (ROOT / document).read_text()))
-        assert named <= set(main.commands), f"{document} names commands that flowbench does not have"
+        assert named <= set(cli.commands), f"{document} names commands that flowbench does not have"
 
 
 def test_documents_name_files_that_exist() -> None:
