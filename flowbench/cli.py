@@ -69,6 +69,21 @@ class _ImageShape(click.ParamType):
         return shape
 
 
+class _Seconds(click.ParamType):
+    """A finite time above 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < 1e9:
+            self.fail(f"{value!r} is no number of seconds, expected more than 0", param, ctx)
+        return seconds
+
+
 _COUNT = click.IntRange(min=1, max=1_000_000)
 
 
@@ -98,9 +113,9 @@ def cli() -> None:
     "--threads", type=click.IntRange(1, 10_000), help="CPU threads, the same for all. Default: the cores here."
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of weights and data. Default: 0.")
-@click.option("--timeout", "timeout_s", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+@click.option("--timeout", "timeout_s", type=_Seconds(), metavar="SECONDS",
               help="A process without progress for so long hangs. Default: derived from its steps.")  # fmt: skip
-@click.option("--wall-cap", "wall_cap_s", type=click.FloatRange(0, min_open=True), metavar="SECONDS",
+@click.option("--wall-cap", "wall_cap_s", type=_Seconds(), metavar="SECONDS",
               help="Begin no further round after so long.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out"), show_default=True, metavar="DIR",
               help="Where the run document and its reports are written.")  # fmt: skip

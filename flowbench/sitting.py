@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -27,18 +28,20 @@ REPORTS = ((".txt", "speed-stats"), (".md", "markdown"))
 
 def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> int:
     """Measure, print the report, write it beside the document; returns the exit status."""
-    for number in _ENDING_SIGNALS:
-        signal.signal(number, _interrupt)
-    path, document = _prepare(request, resume, out, command)
-    click.echo(f"run document: {path}", err=True)
+    path = None
     try:
-        with ProgressDisplay(document) as display:
-            document = run_session(path, document, display)
+        with _interruptible():
+            path, document = _prepare(request, resume, out, command)
+            click.echo(f"run document: {path}", err=True)
+            with ProgressDisplay(document) as display:
+                document = run_session(path, document, display)
+            write_reports(path, document)
     except KeyboardInterrupt:
+        if path is None:
+            raise Interrupted("interrupted before anything was measured") from None
         raise Interrupted(
             f"interrupted; what was measured is in {path}, go on with: flowbench run --resume {path}"
         ) from None
-    write_reports(path, document)
     return exit_status(document)
 
 
@@ -99,6 +102,17 @@ def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
     if document.ending.how == "complete":
         raise FlowbenchError(f"{path} is complete: nothing is missing; see it with: flowbench report {path}")
     return path, whole_rounds(document)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C, SIGTERM and a closed terminal all raise KeyboardInterrupt, once."""
+    before = {number: signal.signal(number, _interrupt) for number in _ENDING_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

@@ -29,6 +29,8 @@ ENGINES = {
     "toy-talks": "odd_engines:Talks",
     "toy-holds": "odd_engines:HoldsMemory",
     "toy-waits": "odd_engines:Waits",
+    "toy-second-raises": "odd_engines:SecondRankRaises",
+    "toy-second-slow": "odd_engines:SlowSecondRank",
     "toy-missing": "odd_engines:NotInstalled",
     "toy-no-module": "no_such_module:Engine",
 }

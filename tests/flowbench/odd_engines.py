@@ -144,5 +144,28 @@ class Waits(ToyEngine):
         return Training(task)
 
 
+class SecondRankRaises(ToyEngine):
+    """Rank 1 raises while the others wait at the barrier."""
+
+    def build(self, task: Task) -> ToyTraining:
+        if task.rank == 1:
+            raise ValueError(f"rank {task.rank} of {task.world_size} will not")
+        return ToyTraining(task)
+
+
+class SlowSecondRank(ToyEngine):
+    """Rank 1 comes late to the barrier, and takes 50 ms longer for a step."""
+
+    def build(self, task: Task) -> ToyTraining:
+        time.sleep(0.5 * task.rank)
+
+        class Training(ToyTraining):
+            def step(self, index: int) -> None:
+                time.sleep(0.05 * task.rank)
+                super().step(index)
+
+        return Training(task)
+
+
 class NotInstalled(ToyEngine):
     library = "a_library_that_is_nowhere"

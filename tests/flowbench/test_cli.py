@@ -1,0 +1,193 @@
+"""The command line: what it accepts, and one line with exit code 2 for what it does not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from flowbench import cli
+from flowbench.cell import Case, Cell
+from flowbench.presets import PRESETS
+
+SMALL = ("--model", "linear", "--input-shape", "3x4x4", "--reference", "none", "--engine", "toy")
+
+
+@pytest.fixture
+def flowbench(
+    toys: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable:
+    """Runs a command line in this process: exit code, output, error output."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(list(arguments))
+        out, err = capfd.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call
+
+
+def test_a_run_prints_and_writes_its_reports(flowbench: Callable, tmp_path: Path) -> None:
+    status, out, err = flowbench(
+        "run", *SMALL, "toy-talks", "--batch-size", "4", "2", "--steps", "3", "--pairs", "2", "--threads", "1",
+        "--reference", "toy",
+    )  # fmt: skip
+    assert status == 0, err
+    written = sorted(path.suffix for path in (tmp_path / "reports/out").iterdir())
+    assert written == [".json", ".md", ".txt"]
+    assert "Toy" in out
+    assert out.splitlines()[-1].startswith("written: reports/out/")
+    lines = err.splitlines()
+    assert lines[0].startswith("run document: reports/out/")
+    assert lines[1].startswith("[1/8] linear [4, 3, 4, 4] toy-talks, pair 1 of 2, about ")
+    assert "ms per step (median of 3)" in lines[2]
+    assert len(lines) == 1 + 2 * 8
+    assert "\x1b" not in out + err
+    (document,) = (tmp_path / "reports/out").glob("*.json")
+    (text,) = (tmp_path / "reports/out").glob("*.txt")
+    for form in cli.FORMATS:
+        status, out, err = flowbench("report", str(document), "--format", form)
+        assert (status, err) == (0, "")
+        assert out.strip()
+    status, out, err = flowbench("report", str(document), "--format", "speed-stats")
+    assert out == text.read_text()
+    status, out, err = flowbench("parse", str(text))
+    assert (status, err) == (0, "")
+    assert len([entry for entry in json.loads(out)["entries"] if "4, 4" in str(entry) or entry.get("input_shape")]) >= 4
+
+
+def test_a_dry_run_lists_cells_and_time_and_writes_nothing(flowbench: Callable, tmp_path: Path) -> None:
+    status, out, err = flowbench("run", *SMALL, "--batch-size", "4", "2", "1", "--pairs", "5", "--dry-run")
+    assert (status, err) == (0, "")
+    assert [line.partition(": ")[0].strip() for line in out.splitlines()[2:5]] == [
+        f"linear [{size}, 3, 4, 4] toy" for size in (4, 2, 1)
+    ]
+    assert "3 cells, about " in out.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+def test_every_preset_has_a_dry_run(preset: str, flowbench: Callable) -> None:
+    status, out, _ = flowbench("run", "--preset", preset, "--engine", "flow-eager", "--reference", "none", "--dry-run")
+    assert status == 0
+    assert out.startswith(f"preset {preset}: ")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("--batch-size", "4", "2"), ("--batch-size", "4", "--batch-size", "2"), ("--batch-size=4", "--batch-size", "2")],
+)
+def test_an_option_takes_several_values_or_is_repeated(given: tuple[str, ...], flowbench: Callable) -> None:
+    status, out, _ = flowbench("run", *SMALL, *given, "--dry-run")
+    assert status == 0
+    assert "2 cells" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--preset", "smok"), "unknown preset 'smok': did you mean 'smoke'?"),
+        (("--engine", "flow-eger"), "unknown engine 'flow-eger': did you mean 'flow-eager'?"),
+        (("--engine", "xyzzy"), "unknown engine 'xyzzy': known are flow-eager, "),
+        (("--engine", "toy-no-module"), "engine 'toy-no-module' does not load from 'no_such_module:Engine': ModuleNotFoundError"),
+        (("--reference", "torch-egar"), "did you mean 'torch-eager'?"),
+        (("--model", "resnet51"), "unknown model 'resnet51': did you mean 'resnet50'?"),
+        (("--batch-size", "0"), "0 is not in the range"),
+        (("--batch-size", "-3"), "-3 is not in the range"),
+        (("--batch-size", "four"), "'four' is not a valid integer"),
+        (("--batch-size", "2.5"), "'2.5' is not a valid integer"),
+        (("--batch-size", "99999999999999999999"), "is not in the range"),
+        (("--batch-size", "999999", "--engine", "flow-eager", "--reference", "none"), "alone need 1,122 GiB, this machine has"),
+        (("--input-shape", "3x224"), "'3x224' is not three whole numbers from 1, expected CxHxW, for example 3x224x224"),
+        (("--input-shape", "3x0x4"), "expected CxHxW"),
+        (("--input-shape", "3x32x32", "--batch-size", "1"), "would see 1 value per channel, expected at least 2"),
+        (("--steps", "0"), "0 is not in the range"),
+        (("--pairs", "nan"), "'nan' is not a valid integer"),
+        (("--threads", "0"), "0 is not in the range"),
+        (("--timeout", "0"), "'0' is no number of seconds, expected more than 0"),
+        (("--timeout", "nan"), "'nan' is no number of seconds"),
+        (("--wall-cap", "soon"), "'soon' is no number of seconds"),
+        (("--step", "3"), "No such option"),
+        (("resnet50",), "unexpected extra argument"),
+        (("--engine", "toy-missing", "--reference", "none"), "a_library_that_is_nowhere is not installed (python -m pip install"),
+        (("--engine", "toy", "--reference", "none"), "nothing can be measured here: resnet50 [4, 3, 224, 224] toy: the toy knows"),
+        (("--resume", "nowhere.json"), "nowhere.json: No such file or directory"),
+        ((*SMALL, "--out", "/proc/out"), "cannot write /proc/out/"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], said: str, flowbench: Callable) -> None:
+    status, out, err = flowbench("run", *arguments)
+    assert status == 2
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("flowbench: ")
+    assert said in err
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"schema": "flowbench.run", "schema_version": 99}'])
+def test_a_report_of_something_else_is_one_line(content: bytes, flowbench: Callable, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    status, out, err = flowbench("report", "x.json")
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith("flowbench: x.json: ")
+
+
+def test_the_schema_is_printed_and_is_one(flowbench: Callable) -> None:
+    status, out, _ = flowbench("schema")
+    assert status == 0
+    jsonschema.Draft202012Validator.check_schema(json.loads(out))
+
+
+def test_parse_reads_standard_input(repository: Path) -> None:
+    text = "Speed stats:\nGPU Name: A GPU\n\nPyTorch resnet50 time: 9.0ms (= 90.0ms / 20, input_shape=[1, 3, 2, 2], backward is enabled)\n"
+    done = subprocess.run(
+        [sys.executable, "-m", "flowbench", "parse", "-"], input=text, capture_output=True, text=True, cwd=repository
+    )
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["gpu_name"] == "A GPU"
+    assert len(done.stderr.splitlines()) == 1  # 90 / 20 is not 9
+
+
+def test_help_loads_nothing_heavy(repository: Path) -> None:
+    heavy = ("numpy", "rich", "torch", "framework", "psutil", "pandas", "jinja2")
+    code = (
+        "import sys\nfrom flowbench.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit as stop:\n"
+        f"    print(stop.code, [name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_the_parent_loads_no_framework(repository: Path) -> None:
+    code = (
+        "import sys\nfrom flowbench.cli import main\ntry:\n    main(['run', '--dry-run'])\nexcept SystemExit as stop:\n"
+        "    print(stop.code, [name for name in ('torch', 'framework', 'cupy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository)
+    assert done.stdout.splitlines()[-1] == "0 []"
+
+
+def test_different_cells_never_share_a_key() -> None:
+    base = Case("a", (1, 2, 3, 4), "float32", "eager", 1, False, True, True, 2)
+    variants = [
+        base,
+        Case("a/1x2x3x4", (1, 2, 3, 4), "float32", "eager", 1, False, True, True, 2),
+        Case("a", (12, 3, 4), "float32", "eager", 1, False, True, True, 2),
+        Case("a", (1, 2, 3, 4), "bfloat16", "eager", 1, False, True, True, 2),
+        Case("a", (1, 2, 3, 4), "float32", "graph", 1, False, True, True, 2),
+        Case("a", (1, 2, 3, 4), "float32", "eager", 16, False, True, True, 2),
+        Case("a", (1, 2, 3, 4), "float32", "eager", 1, True, True, True, 2),
+        Case("a", (1, 2, 3, 4), "float32", "eager", 1, False, False, True, 2),
+        Case("a", (1, 2, 3, 4), "float32", "eager", 1, False, True, False, 2),
+        Case("a", (1, 2, 3, 4), "float32", "eager", 1, False, True, True, 1),
+    ]
+    cells = [Cell.of(case, engine) for case in variants for engine in ("e", "e/a")]
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert [cell.case for cell in cells[::2]] == variants

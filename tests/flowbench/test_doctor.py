@@ -1,0 +1,76 @@
+"""The doctor: what it finds on made-up machines, each with a way out; and that it runs on this one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flowbench import doctor
+from flowbench.doctor import Check, Surroundings, disturbance_checks, engine_checks, format_examination, machine_checks
+from flowbench.measure.disturbance import Counters
+from flowbench.record.run import Gpu, Machine
+
+MACHINE = Machine("A CPU", "x86_64", 4, 8, 8, 2**34, (), None, "Linux 6", "CPython 3.11")
+QUIET = Surroundings((), 0, 2**34, 2**40, Counters(0, 0, 0, 0, 0), Counters(1, 0.1, 0, 0.1, 0), (), None, True)
+
+
+def notes(machine: Machine = MACHINE, **around: object) -> list[Check]:
+    return [check for check in disturbance_checks(machine, replace(QUIET, **around)) if check.level != "ok"]
+
+
+def test_a_quiet_machine_has_no_notes() -> None:
+    assert notes() == []
+    assert notes(governors=("performance",)) == []
+
+
+@pytest.mark.parametrize(
+    ("around", "subject", "said"),
+    [
+        (
+            {"after": Counters(1, 3.1, 0, 0.1, 0), "busiest": ("ffmpeg 12",)},
+            "other load",
+            "use 3.0 of 8 cores (ffmpeg 12)",
+        ),
+        ({"after": Counters(1, 0.1, 0.5, 0.1, 0)}, "hypervisor", "0.50 cores are given to other guests"),
+        ({"governors": ("powersave", "schedutil")}, "frequency scaling", "governor powersave, schedutil"),
+        ({"swap_used_bytes": 2**30}, "swap", "1024 MiB are swapped out"),
+        ({"available_bytes": 2**30}, "memory", "1.0 GiB are free"),
+        ({"free_disk_bytes": 2**20}, "disk", "1 MiB are free here"),
+        ({"openmp_threads": "16"}, "threads", "OMP_NUM_THREADS=16, but 8 cores may be used"),
+        ({"peak_resets": False}, "memory peaks", "does not let them be reset"),
+    ],
+)
+def test_each_disturbance_is_named_with_its_way_out(around: dict, subject: str, said: str) -> None:
+    (check,) = notes(**around)
+    assert check.subject == subject
+    assert said in check.message
+    assert check.way_out
+    assert f"-> {check.way_out}" in format_examination([check])
+
+
+def test_a_container_with_fewer_cores_than_the_machine_is_noted() -> None:
+    (check,) = notes(replace(MACHINE, usable_cores=2))
+    assert "2 of 8 cores may be used" in check.message
+
+
+def test_gpus_and_the_default_run_are_told() -> None:
+    checks = list(machine_checks(replace(MACHINE, gpus=(Gpu("NVIDIA H200", 140 * 2**30),), gpu_driver="580.1")))
+    assert "NVIDIA H200, 140 GiB, driver 580.1" in [check.message for check in checks]
+    assert "4 threads for every engine" in checks[-1].message
+
+
+def test_engines_are_listed_with_what_is_wrong_with_them(toys: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "engine_names", lambda: ["toy", "toy-missing", "toy-no-module"])
+    toy, missing, broken, reference = engine_checks()
+    assert (toy.level, missing.level, broken.level, reference.level) == ("ok", "note", "note", "note")
+    assert "a_library_that_is_nowhere is not installed" in missing.message
+    assert "No module named 'no_such_module'" in broken.message
+    assert "no ratio" in reference.message
+    monkeypatch.setattr(doctor, "engine_names", lambda: ["toy-missing"])
+    assert list(engine_checks())[-1].level == "bad"
+
+
+def test_it_runs_here() -> None:
+    checks = doctor.examine()
+    assert {"machine", "default run", "engine flow-eager"} <= {check.subject for check in checks}

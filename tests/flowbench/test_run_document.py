@@ -1,0 +1,223 @@
+"""The run document: written and read back alike, and what it refuses, each in one line that names the place."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowbench.cell import Case, Cell
+from flowbench.record.run import (
+    DocumentError,
+    Ending,
+    Engine,
+    Finding,
+    Git,
+    Gpu,
+    Machine,
+    Memory,
+    NotMeasured,
+    Protocol,
+    RankSample,
+    RunDocument,
+    Sample,
+    document_schema,
+    document_text,
+    parse_document,
+    read_document,
+)
+
+CASE = Case("resnet50", (4, 3, 224, 224), "float32", "eager", 2, True, True, True, 1)
+ONE, TWO = Cell.of(CASE, "one"), Cell.of(CASE, "two")
+
+
+def rank(number: int) -> RankSample:
+    memory = Memory(None, 7, 300, 200)
+    return RankSample(number, 1, "cpu", (9.5,), (1.5 + number, 3.5 - number), (7.0, 6.5, None), memory)
+
+
+def make() -> RunDocument:
+    samples = (
+        Sample(ONE.key, 0, 0, "2026-11-29T13:00:00.000+00:00", 3.5, "ok", None, 1e-7, (rank(0), rank(1))),
+        Sample(TWO.key, 0, 1, "2026-11-29T13:00:04.000+00:00", 3.25, "failed", "died of SIGSEGV", None, ()),
+    )
+    return RunDocument(
+        run_id="20261129-130000-abcdef",
+        created="2026-11-29T13:00:00+00:00",
+        flowbench_version="0.1.0",
+        command=("flowbench", "run"),
+        preset=None,
+        reference="two",
+        engines=(Engine("one", "One", "numpy", "2.0"), Engine("two", "Two", "numpy", None)),
+        protocol=Protocol(2, 1, 1, 1, "mirrored", 0, 1e-4, 0.9, 2e-5, None, 60.0),
+        git=Git("0" * 40, None, True),
+        machine=Machine(
+            "A CPU | `x`", "x86_64", 1, 2, 2, 2**34, (Gpu("NVIDIA H200", 2**37),), "580", "Linux 6", "CPython 3.11"
+        ),
+        versions={"numpy": "2.0"},
+        cells=(ONE, TWO),
+        samples=samples,
+        findings=(Finding("other load", "1.0 of 2 cores — ü", ONE.key, 0),),
+        not_measured=(NotMeasured("world size 4", "2 GPUs are here"),),
+        ending=Ending("complete", "2026-11-29T13:01:00+00:00", None),
+    )
+
+
+TEXT = document_text(make())
+
+
+def refused(text: str | bytes) -> str:
+    with pytest.raises(DocumentError) as caught:
+        parse_document(text, "run.json")
+    said = str(caught.value)
+    assert said.startswith("run.json: ")
+    assert "\n" not in said
+    return said
+
+
+def test_what_is_written_reads_back_the_same_and_fits_the_schema(tmp_path: Path) -> None:
+    document = make()
+    assert parse_document(TEXT) == document
+    path = tmp_path / "run.json"
+    path.write_text(TEXT)
+    assert read_document(path) == document
+    schema = document_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(json.loads(TEXT))
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
+    assert make().samples[0].steps_ms == (2.5, 3.5)
+
+
+def test_cells_and_samples_are_found_by_case_and_cell() -> None:
+    document = make()
+    assert document.cases == (CASE,)
+    assert document.cells_of(CASE) == (ONE, TWO)
+    assert [sample.status for sample in document.samples_of(TWO)] == ["failed"]
+    assert document.engine("one").display_name == "One"
+    assert document.samples[0].ranks[0].memory.resident_above_bytes == 100
+
+
+@pytest.mark.parametrize("field", ["steps_ms", "warmup_ms", "losses"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_no_number_that_is_not_finite_is_written(field: str, value: float) -> None:
+    document = make()
+    bad = replace(document.samples[0].ranks[0], **{field: (value, 1.0)})
+    sample = replace(document.samples[0], ranks=(bad, document.samples[0].ranks[1]))
+    with pytest.raises(ValueError, match="JSON compliant"):
+        document_text(replace(document, samples=(sample, *document.samples[1:])))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            '"schema_version": 1',
+            '"schema_version": 2',
+            "at $.schema_version: given 2, expected at most 1; a newer flowbench",
+        ),
+        ('"schema_version": 1', '"schema_version": "1"', "at $.schema_version: given '1', expected a whole number"),
+        ('"schema_version": 1', '"schema_version": true', "at $.schema_version: given true, expected a whole number"),
+        (
+            '"flowbench.run"',
+            '"airspeed"',
+            "at $.schema: given 'airspeed', expected 'flowbench.run'; this is another tool's file",
+        ),
+        ("[1.5, 3.5]", "[NaN, 3.5]", "at $.samples[0].ranks[0].steps_ms[0]: given nan, expected a finite number"),
+        ("[1.5, 3.5]", "[1e999, 3.5]", "at $.samples[0].ranks[0].steps_ms[0]: given inf, expected a finite number"),
+        ("[1.5, 3.5]", "[-1.5, 3.5]", "at $.samples[0].ranks[0].steps_ms[0]: given -1.5, expected more than 0"),
+        ("[1.5, 3.5]", "[0, 3.5]", "at $.samples[0].ranks[0].steps_ms[0]: given 0.0, expected more than 0"),
+        ("[1.5, 3.5]", '["1.5", 3.5]', "at $.samples[0].ranks[0].steps_ms[0]: given '1.5', expected a number"),
+        ("[1.5, 3.5]", "[true, 3.5]", "at $.samples[0].ranks[0].steps_ms[0]: given true, expected a number"),
+        ("[1.5, 3.5]", "1.5", "at $.samples[0].ranks[0].steps_ms: given 1.5, expected a list"),
+        (
+            "[1.5, 3.5]",
+            "[1.5]",
+            "at $.samples[0].ranks: given [1, 2] step times, expected the same number in all ranks",
+        ),
+        ('"wall_s": 3.5', '"wall_s": -3.5', "at $.samples[0].wall_s: given -3.5, expected at least 0"),
+        ('"rank": 1', '"rank": 2', "at $.samples[0].ranks: given ranks [0, 2], expected ranks 0 to 1 in order"),
+        ('"pairs": 1', '"pears": 1', "at $.protocol.pears: given an unknown key, expected one of steps, "),
+        ('"pairs": 1, ', "", "at $.protocol.pairs: given nothing, expected this key of Protocol"),
+        ('"pairs": 1', '"pairs": 1.0', "at $.protocol.pairs: given 1.0, expected a whole number"),
+        ('"steps": 2', '"steps": 2, "steps": 3', "at an object's keys: given 'steps' twice, expected each once"),
+        (
+            '"status": "failed"',
+            '"status": "fine"',
+            "at $.samples[1].status: given 'fine', expected one of 'ok', 'failed', 'void'",
+        ),
+        (
+            '"status": "failed"',
+            '"status": "ok"',
+            "at $.samples[1].error: given 'died of SIGSEGV', expected null for status 'ok'",
+        ),
+        (
+            '"reference": "two"',
+            '"reference": "three"',
+            "at $.reference: given 'three', expected an engine of this document",
+        ),
+        ('{"cell": "one/', '{"cell": "uno/', "at $.samples[0].cell: given 'uno/"),
+        ('{"engine": "two"', '{"engine": "one"', "twice, expected each once"),
+        ('"reserved_peak_bytes": 7', '"reserved_peak_bytes": 1e3', "given 1000.0, expected a whole number"),
+        (
+            '"git": {"commit": "' + "0" * 40,
+            '"git": {"commit": "' + "0" * 400,
+            "at $.git.commit: given 400 characters, expected at",
+        ),
+        ('"memory_bytes": 17179869184', '"memory_bytes": ' + "9" * 5000, "integer string conversion"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(old: str, new: str, said: str) -> None:
+    assert old in TEXT
+    assert said in refused(TEXT.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "3", "null", '"text"', "{}", "[" * 100_000, "", "Speed stats:\n", b"\xff\xfe\x00"]
+)
+def test_other_files_are_refused(content: str | bytes) -> None:
+    assert "expected" in refused(content)
+
+
+@pytest.mark.parametrize("length", [*range(1, len(TEXT) - 3, 37)])
+def test_a_document_cut_anywhere_is_refused(length: int) -> None:
+    assert "cut in half" in refused(TEXT[:length])
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DocumentError, match="No such file"):
+        read_document(tmp_path / "none.json")
+    with pytest.raises(DocumentError, match="Is a directory"):
+        read_document(tmp_path)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(data=st.data())
+def test_any_value_anywhere_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
+    tree = json.loads(TEXT)
+    place = tree
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        parent, place = place, place[key]
+        if not isinstance(place, dict | list) or not place or data.draw(st.booleans()):
+            break
+    parent[key] = data.draw(JSON)
+    said = ""
+    try:
+        parse_document(json.dumps(tree), "run.json")
+    except DocumentError as error:
+        said = str(error)
+    assert "\n" not in said

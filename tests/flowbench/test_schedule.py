@@ -1,0 +1,51 @@
+"""Who runs when: every engine once a round, each round the mirror of the one before."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowbench.cell import Case, Cell
+from flowbench.measure.schedule import estimate_s, plan_turns
+from flowbench.presets import PRESETS
+from flowbench.progress import duration
+
+
+@given(engines=st.integers(1, 4), sizes=st.integers(1, 3), pairs=st.integers(1, 7))
+def test_rounds_are_mirrored_and_whole(engines: int, sizes: int, pairs: int) -> None:
+    cells = [
+        Cell.of(Case("linear", (size, 3, 8, 8), "float32", "eager", 1, False, True, True, 2), f"engine{engine}")
+        for size in range(1, sizes + 1)
+        for engine in range(engines)
+    ]
+    turns = plan_turns(cells, pairs)
+    assert len(turns) == len({(turn.cell.key, turn.pair) for turn in turns}) == len(cells) * pairs
+    rounds = [turns[start : start + engines] for start in range(0, len(turns), engines)]
+    for number, turns_of_round in enumerate(rounds):
+        assert len({turn.cell.case for turn in turns_of_round}) == 1
+        assert {turn.pair for turn in turns_of_round} == {number % pairs}
+        assert [turn.position for turn in turns_of_round] == list(range(engines))
+        names = [turn.cell.engine for turn in turns_of_round]
+        assert names == [f"engine{index}" for index in range(engines)][:: 1 if number % pairs % 2 == 0 else -1]
+
+
+def test_each_preset_estimates_what_it_promises() -> None:
+    def minutes(name: str) -> float:
+        preset = PRESETS[name]
+        return (
+            sum(preset.pairs * estimate_s(cell, preset.steps + preset.warmup) for cell in preset.cells(threads=2)) / 60
+        )
+
+    assert minutes("smoke") < 1.5
+    assert minutes("cpu") < 8
+    assert minutes("cpu") < minutes("seed") < minutes("full")
+
+
+def test_durations_read_well() -> None:
+    assert [duration(s) for s in (0.2, 59.4, 59.6, 250, 7500)] == [
+        "0 s",
+        "59 s",
+        "1 min 00 s",
+        "4 min 10 s",
+        "2 h 05 min",
+    ]

@@ -1,0 +1,81 @@
+"""Where documents are kept: never overwritten, whole at any moment, and what is said where they cannot be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowbench.errors import FlowbenchError
+from flowbench.measure.plan import Request, plan_run
+from flowbench.record import store
+from flowbench.record.run import RunDocument, read_document
+
+
+@pytest.fixture
+def document(toys: Path) -> RunDocument:
+    return plan_run(Request(models=("linear",), engines=("toy",), reference="none"), ("test",))
+
+
+def test_a_document_is_never_overwritten(document: RunDocument, tmp_path: Path) -> None:
+    path = store.create(tmp_path / "a" / "b", document)
+    assert read_document(path) == document
+    with pytest.raises(FlowbenchError, match="File exists"):
+        store.create(tmp_path / "a" / "b", document)
+    assert read_document(path) == document
+
+
+def test_a_full_disk_leaves_the_document_as_it_was(
+    document: RunDocument, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store.create(tmp_path, document)
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store.os, "fsync", no_space)
+    with pytest.raises(FlowbenchError, match=r"cannot write .*: No space left on device; free some space or .* --out"):
+        store.replace(path, replace(document, preset="other"))
+    assert read_document(path) == document
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FlowbenchError, match="No space left"):
+        store.create(tmp_path / "new", document)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_sitting_that_cannot_write_ends_in_one_line(site: Path, repository: Path, tmp_path: Path) -> None:
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500))  # bytes a file may have: the first sample is too much
+
+    process = subprocess.run(
+        [sys.executable, "-m", "flowbench", "run", "--model", "linear", "--input-shape", "3x4x4", "--batch-size", "2",
+         "--engine", "toy", "--reference", "none", "--steps", "40", "--pairs", "9", "--out", "out"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{repository}"}, preexec_fn=limit,
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert process.returncode == 2
+    assert "File too large; free some space" in process.stderr.splitlines()[-1]
+    assert "Traceback" not in process.stderr
+    (path,) = (tmp_path / "out").iterdir()
+    assert read_document(path).ending.how == "running"
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", "/dev/null/out"])
+def test_a_folder_that_cannot_be_is_named(place: str, document: RunDocument) -> None:
+    with pytest.raises(FlowbenchError, match=f"cannot write {place}"):
+        store.create(Path(place), document)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_named(document: RunDocument, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(FlowbenchError, match="Permission denied"):
+        store.create(tmp_path, document)
