@@ -138,7 +138,7 @@ def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
 @click.option("--format", "form", type=click.Choice(FORMATS), default="console", show_default=True)
 def report(document: Path, form: str) -> None:
     """Print the report of a run document."""
-    from flowbench.record.run import read_document
+    from flowbench.record.document import read_document
     from flowbench.report import render
 
     click.echo(render(read_document(document), form).rstrip("\n"))
@@ -163,7 +163,7 @@ def schema() -> None:
     """Print the JSON schema of the run document."""
     import json
 
-    from flowbench.record.run import document_schema
+    from flowbench.record.document import document_schema
 
     click.echo(json.dumps(document_schema(), indent=2))
 

@@ -18,7 +18,8 @@ from flowbench.measure.session import run_session, whole_rounds
 from flowbench.presets import PRESETS
 from flowbench.progress import ProgressDisplay, duration
 from flowbench.record import store
-from flowbench.record.run import RunDocument, read_document
+from flowbench.record.document import read_document
+from flowbench.record.run import RunDocument
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -12,7 +12,8 @@ from datetime import datetime
 from pathlib import Path
 
 from flowbench.errors import FlowbenchError
-from flowbench.record.run import RunDocument, document_text
+from flowbench.record.document import document_text
+from flowbench.record.run import RunDocument
 
 
 def new_run_id(created: datetime) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from flowbench.measure.processes import marked
-from flowbench.record.run import RunDocument, read_document
+from flowbench.record.document import read_document
+from flowbench.record.run import RunDocument
 
 RUN = (
     "run", "--model", "linear", "--input-shape", "3x4x4", "--batch-size", "2", "--threads", "1", "--steps", "3", "--pairs", "2",

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowbench.cell import Case, Cell
+from flowbench.record.document import DocumentError, document_schema, document_text, parse_document, read_document
 from flowbench.record.run import (
-    DocumentError,
     Ending,
     Engine,
     Finding,
@@ -27,10 +27,6 @@ from flowbench.record.run import (
     RankSample,
     RunDocument,
     Sample,
-    document_schema,
-    document_text,
-    parse_document,
-    read_document,
 )
 
 CASE = Case("resnet50", (4, 3, 224, 224), "float32", "eager", 2, True, True, True, 1)

@@ -14,7 +14,8 @@ from flowbench.measure.plan import Request, check_resumable, plan_run
 from flowbench.measure.processes import marked
 from flowbench.measure.session import Watcher, run_session, whole_rounds
 from flowbench.record import store
-from flowbench.record.run import RunDocument, Sample, read_document
+from flowbench.record.document import read_document
+from flowbench.record.run import RunDocument, Sample
 
 pytestmark = pytest.mark.usefixtures("toys")
 

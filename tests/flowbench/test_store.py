@@ -16,7 +16,8 @@ import pytest
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 from flowbench.record import store
-from flowbench.record.run import RunDocument, read_document
+from flowbench.record.document import read_document
+from flowbench.record.run import RunDocument
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from flowbench import report
 from flowbench.errors import FlowbenchError
-from flowbench.record.run import RunDocument, document_text, parse_document
+from flowbench.record.document import document_text, parse_document
+from flowbench.record.run import RunDocument
 from flowbench.report.facts import facts_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
