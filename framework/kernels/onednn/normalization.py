@@ -1,0 +1,354 @@
+"""Batch normalisation by oneDNN, with the ReLU in the same pass and the residual addition in a second one.
+
+The mask of a ReLU without a residual is oneDNN's own: one bit an element. Behind a residual addition it is one byte an
+element, since oneDNN on a CPU does not fuse that. Which of the two it is shows in its size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import numpy as np
+
+from framework.device import cpu
+from framework.dtype import float32
+from framework.kernels.onednn import descriptors, elementwise
+from framework.kernels.onednn.library import library
+from framework.kernels.onednn.primitive import (
+    DIFF_DST,
+    DIFF_SCALE,
+    DIFF_SHIFT,
+    DIFF_SRC,
+    DST,
+    MEAN,
+    SCALE,
+    SHIFT,
+    SRC,
+    VARIANCE,
+    WORKSPACE,
+    Description,
+    Primitive,
+    describe,
+)
+from framework.kernels.reference import normalization as reference
+from framework.kernels.table import kernel
+from framework.vm import scratch
+from framework.vm.array import Array
+
+_FORWARD_TRAINING = 64
+_BACKWARD = 128
+_USE_GIVEN_STATISTICS, _USE_SCALE, _USE_SHIFT, _FUSE_RELU = 1, 2, 4, 8
+
+
+def batch_norm_mask_bytes(x: Array, *, has_residual: bool) -> int:
+    """Bytes of the ReLU mask that batch_norm_train writes for backward."""
+    if not _serves(x):
+        return reference.batch_norm_mask_bytes(x, has_residual=has_residual)
+    return x.size if has_residual else x.size // 8
+
+
+@kernel(outputs=6)
+def batch_norm_train(
+    y: Array,
+    mean: Array,
+    inv_std: Array,
+    mask: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    residual: Array | None,
+    *,
+    eps: float,
+    momentum: float,
+    relu: bool,
+) -> None:
+    """As the reference kernel of the same name."""
+    if not _serves(x):
+        reference.batch_norm_train(
+            y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
+            eps=eps, momentum=momentum, relu=relu,
+        )  # fmt: skip
+        return
+    # oneDNN writes the variance where the caller wants 1/√(variance + eps).
+    _normalise(y, mean, inv_std, mask, x, weight, bias, residual, eps, relu, given=False)
+    variance = inv_std.ndarray
+    if running_mean is not None:
+        running = running_mean.ndarray
+        running += momentum * (mean.ndarray - running)
+    if running_var is not None:
+        count = x.size // x.shape[1]
+        running = running_var.ndarray
+        running += momentum * (variance * np.float32(count / max(count - 1, 1)) - running)
+    variance += np.float32(eps)
+    np.sqrt(variance, out=variance)
+    np.reciprocal(variance, out=variance)
+
+
+@kernel(outputs=2)
+def batch_norm_eval(
+    y: Array,
+    mask: Array | None,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    residual: Array | None,
+    *,
+    eps: float,
+    relu: bool,
+) -> None:
+    """As the reference kernel of the same name."""
+    if _serves(x):
+        _normalise(y, running_mean, running_var, mask, x, weight, bias, residual, eps, relu, given=True)
+    else:
+        reference.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
+
+
+@kernel(outputs=4)
+def batch_norm_backward(
+    grad_x: Array | None,
+    grad_weight: Array | None,
+    grad_bias: Array | None,
+    grad_residual: Array | None,
+    grad_y: Array,
+    x: Array,
+    weight: Array | None,
+    mean: Array,
+    inv_std: Array,
+    mask: Array | None,
+    *,
+    relu: bool,
+) -> None:
+    """As the reference kernel of the same name."""
+    if not _serves(x):
+        reference.batch_norm_backward(
+            grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, mean, inv_std, mask, relu=relu
+        )
+        return
+    # oneDNN takes 1/√(variance + eps) itself: with eps = 0 it finds what the caller gave.
+    variance = _vector(mean)
+    np.power(inv_std.ndarray, -2, out=variance.ndarray)
+    _differentiate(
+        grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, mean, variance, mask,
+        0.0, relu, given=False,
+    )  # fmt: skip
+
+
+@kernel(outputs=4)
+def batch_norm_eval_backward(
+    grad_x: Array | None,
+    grad_weight: Array | None,
+    grad_bias: Array | None,
+    grad_residual: Array | None,
+    grad_y: Array,
+    x: Array,
+    weight: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    mask: Array | None,
+    *,
+    eps: float,
+    relu: bool,
+) -> None:
+    """As the reference kernel of the same name."""
+    if _serves(x):
+        _differentiate(
+            grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, running_mean, running_var, mask,
+            eps, relu, given=True,
+        )  # fmt: skip
+    else:
+        reference.batch_norm_eval_backward(
+            grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, running_mean, running_var, mask,
+            eps=eps, relu=relu,
+        )  # fmt: skip
+
+
+def _normalise(
+    y: Array,
+    mean: Array,
+    variance: Array,
+    mask: Array | None,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    residual: Array | None,
+    eps: float,
+    relu: bool,
+    given: bool,
+) -> None:
+    """Writes y and mask; mean and variance are read where `given`, else written."""
+    fuse_relu = relu and residual is None
+    flags = (
+        _USE_GIVEN_STATISTICS * given
+        | _USE_SCALE * (weight is not None)
+        | _USE_SHIFT * (bias is not None)
+        | _FUSE_RELU * fuse_relu
+    )
+    result = y if y.is_channels_last else _like(x)
+    at_mean, at_variance = (_read(mean), _read(variance)) if given else (_target(mean), _target(variance))
+    operands = [x, result, at_mean, at_variance]
+    operands += [_read(vector) for vector in (weight, bias) if vector is not None]
+    if fuse_relu:
+        # The pass always writes a mask, also where nobody will read it.
+        operands.append(scratch(cpu, x.size // 8) if mask is None else mask)
+    _forward(x.shape, flags, eps)(*[operand.ptr for operand in operands])
+    if not given:
+        _deliver(mean, at_mean)
+        _deliver(variance, at_variance)
+    if residual is not None:
+        elementwise.add_relu(result, _channels_last(residual), mask if relu else None, relu=relu)
+    if result is not y:
+        elementwise.copy(y, result)
+
+
+def _differentiate(
+    grad_x: Array | None,
+    grad_weight: Array | None,
+    grad_bias: Array | None,
+    grad_residual: Array | None,
+    grad_y: Array,
+    x: Array,
+    weight: Array | None,
+    mean: Array,
+    variance: Array,
+    mask: Array | None,
+    eps: float,
+    relu: bool,
+    given: bool,
+) -> None:
+    gradient = _channels_last(grad_y)
+    is_byte_mask = relu and mask is not None and mask.size == x.size
+    if is_byte_mask:
+        kept = grad_residual if grad_residual is not None and grad_residual.is_channels_last else _like(x)
+        elementwise.multiply_by_mask(kept, gradient, mask)
+        gradient = kept
+    if grad_residual is not None and grad_residual is not gradient:
+        elementwise.copy(grad_residual, gradient)
+    fuse_relu = relu and not is_byte_mask
+    flags = _USE_GIVEN_STATISTICS * given | _USE_SCALE | _USE_SHIFT | _FUSE_RELU * fuse_relu
+    result = grad_x if grad_x is not None and grad_x.is_channels_last else _like(x)
+    scale = _ones(mean) if weight is None else _read(weight)
+    diff_scale, diff_shift = (_target(grad, mean) for grad in (grad_weight, grad_bias))
+    operands = [x, result, gradient, _read(mean), _read(variance), scale, diff_scale, diff_shift]
+    if fuse_relu:
+        operands.append(mask)
+    _backward(x.shape, flags, eps)(*[operand.ptr for operand in operands])
+    _deliver(grad_weight, diff_scale)
+    _deliver(grad_bias, diff_shift)
+    if grad_x is not None and grad_x is not result:
+        elementwise.copy(grad_x, result)
+
+
+def _serves(x: Array) -> bool:
+    """Whether these kernels take x. It depends on x alone, so that forward and backward always agree."""
+    return x.shape[1] % 8 == 0 and x.is_channels_last and descriptors.servable(x)
+
+
+def _like(x: Array) -> Array:
+    return Array(scratch(cpu, x.nbytes).storage, x.shape, x.stride, float32)
+
+
+def _channels_last(array: Array) -> Array:
+    if array.is_channels_last and descriptors.servable(array):
+        return array
+    _, c, h, w = array.shape
+    dense = Array(scratch(cpu, array.nbytes).storage, array.shape, (h * w * c, 1, w * c, c), float32)
+    elementwise.copy(dense, array)
+    return dense
+
+
+def _vector(like: Array) -> Array:
+    return Array(scratch(cpu, like.size * float32.itemsize).storage, like.shape, (1,), float32)
+
+
+def _read(vector: Array) -> Array:
+    """The vector where oneDNN can read it: itself, or a dense copy."""
+    if vector.is_contiguous and vector.dtype is float32:
+        return vector
+    dense = _vector(vector)
+    dense.ndarray[...] = vector.ndarray
+    return dense
+
+
+def _target(vector: Array | None, like: Array | None = None) -> Array:
+    """Where oneDNN can write a vector: itself, or a dense place for `_deliver` to bring it from."""
+    if vector is not None and vector.is_contiguous and vector.dtype is float32:
+        return vector
+    return _vector(vector or like)  # type: ignore[arg-type]
+
+
+def _deliver(vector: Array | None, place: Array) -> None:
+    if vector is not None and vector is not place:
+        vector.ndarray[...] = place.ndarray
+
+
+def _ones(like: Array) -> Array:
+    ones = _vector(like)
+    ones.ndarray.fill(1)
+    return ones
+
+
+@lru_cache(maxsize=512)
+def _forward(shape: tuple[int, ...], flags: int, eps: float) -> Primitive:
+    description = _describe_forward(shape, flags, eps)
+    layout, channels = descriptors.channels_last(shape), descriptors.vector(shape[1])
+    operands = [(SRC, layout), (DST, layout), (MEAN, channels), (VARIANCE, channels)]
+    if flags & _USE_SCALE:
+        operands.append((SCALE, channels))
+    if flags & _USE_SHIFT:
+        operands.append((SHIFT, channels))
+    if flags & _FUSE_RELU:
+        operands.append((WORKSPACE, description.layout(WORKSPACE)))
+    return Primitive(description, operands)
+
+
+@lru_cache(maxsize=512)
+def _backward(shape: tuple[int, ...], flags: int, eps: float) -> Primitive:
+    layout, channels = descriptors.channels_last(shape), descriptors.vector(shape[1])
+    hint = _describe_forward(shape, flags, eps)
+    description = describe(
+        "batch_normalization_backward",
+        library().engine,
+        _BACKWARD,
+        layout,
+        layout,
+        layout,
+        ctypes.c_float(eps),
+        flags,
+        hint.handle,
+    )
+    if description is None:
+        raise NotImplementedError(f"oneDNN has no backward batch normalisation for {shape}")
+    operands = [
+        (SRC, layout),
+        (DIFF_SRC, layout),
+        (DIFF_DST, layout),
+        (MEAN, channels),
+        (VARIANCE, channels),
+        (SCALE, channels),
+        (DIFF_SCALE, channels),
+        (DIFF_SHIFT, channels),
+    ]
+    if flags & _FUSE_RELU:
+        operands.append((WORKSPACE, description.layout(WORKSPACE)))
+    return Primitive(description, operands)
+
+
+def _describe_forward(shape: tuple[int, ...], flags: int, eps: float) -> Description:
+    layout = descriptors.channels_last(shape)
+    description = describe(
+        "batch_normalization_forward",
+        library().engine,
+        _FORWARD_TRAINING,
+        layout,
+        layout,
+        ctypes.c_float(eps),
+        flags,
+    )
+    if description is None:
+        raise NotImplementedError(f"oneDNN has no batch normalisation for {shape}")
+    return description
