@@ -89,7 +89,7 @@ def test_the_engine_is_measured_and_the_report_written(copy: Path) -> None:
     said = run(copy, "-m", "flowbench", "run", "--engine", "nothing", "--reference", "none", *size, *few)
     assert "Nothing" in said
     (document,) = copy.glob("out/*.json")
-    code = "import sys; from flowbench import report; from flowbench.record.run import read_document as read"
+    code = "import sys; from flowbench import report; from flowbench.record.document import read_document as read"
     text = run(copy, "-c", f"{code}; sys.stdout.write(report.render(read({str(document)!r}), 'tabs'))")
     assert text == "linear [2, 3, 4, 4]\tNothing\t\n"
 
