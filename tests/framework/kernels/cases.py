@@ -177,6 +177,10 @@ def _sum_of_both(inputs: list[Any], attributes: dict[str, Any], outputs: list[An
     return [np.abs(inputs[0]) + np.abs(inputs[1])]
 
 
+def _off_by(*sizes: float) -> Callable[..., list[Any]]:
+    return lambda inputs, attributes, outputs: list(sizes)
+
+
 def _result(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:
     return [None if a is None else np.abs(a) for a in outputs]
 
@@ -235,14 +239,12 @@ def random_numbers() -> Cases:
         where = {"seed": 2**40 + 17, "offset": 2**33 + 5}
         yield (
             "random_uniform",
-            Case(label, (Out(shape),), (), {**where, "low": -2.0, "high": 3.0}, terms=lambda i, a, o: [3.0]),
+            Case(label, (Out(shape),), (), {**where, "low": -2.0, "high": 3.0}, terms=_off_by(3)),
         )
         # A cosine near 0 is off by a rounding of its angle times the radius, which is 5.8 at most.
         yield (
             "random_normal",
-            Case(
-                label, (Out(shape),), (), {**where, "mean": 1.0, "std": 2.0}, terms=lambda i, a, o: [1.0 + 2.0 * 6 * 2]
-            ),
+            Case(label, (Out(shape),), (), {**where, "mean": 1.0, "std": 2.0}, terms=_off_by(1 + 2 * 6 * 2)),
         )
 
 
@@ -292,16 +294,13 @@ def losses() -> Cases:
                 terms=_cross_entropy_terms,
             )
             yield "cross_entropy", forward
+            before = ("cross_entropy", forward)
             yield "cross_entropy_backward", Case(
-                forward.name, (Out((n, c)),), (np.array(0.75), Before(1), Before(3)), before=("cross_entropy", forward),
-                terms=lambda i, a, o: [np.full(o[0].shape, 2 / len(o[0])) * (1 + np.abs(logits).max())],
+                forward.name, (Out((n, c)),), (np.array(0.75), Before(1), Before(3)), {}, before, _off_by(2 + scale)
             )  # fmt: skip
     none = np.zeros(0, np.int64)
-    yield "cross_entropy", Case("empty", (Out(()), Out((0, 4))), (draw(0, 4), none), terms=lambda i, a, o: [0.0, 0.0])
-    yield (
-        "cross_entropy_backward",
-        Case("empty", (Out((0, 4)),), (np.array(1.0), draw(0, 4), none), terms=lambda i, a, o: [0.0]),
-    )
+    yield "cross_entropy", Case("empty", (Out(()), Out((0, 4))), (draw(0, 4), none), terms=_off_by(0, 0))
+    yield "cross_entropy_backward", Case("empty", (Out((0, 4)),), (np.array(1.0), draw(0, 4), none), terms=_off_by(0))
 
 
 def _cross_entropy_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:
@@ -478,7 +477,7 @@ def _gradients(
     yield name, Case(label, wanted, (gradient, *saved), settings, before, terms)
     repeated = np.broadcast_to(np.array(0.5), shape)
     yield name, Case(f"{label}, repeated gradient", wanted, (repeated, *saved), settings, before, terms)
-    for only in range(4):
+    for only in range(4) if label.startswith("many channels") else ():
         if wanted[only] is not None:
             some = tuple(out if k == only else None for k, out in enumerate(wanted))
             yield name, Case(f"{label}, only {only}", some, (gradient, *saved), settings, before, terms)
