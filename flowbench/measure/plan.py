@@ -176,7 +176,7 @@ def _protocol(preset: Preset, request: Request, threads: int) -> Protocol:
         momentum=losses.MOMENTUM,
         loss_tolerance=losses.TOLERANCE,
         timeout_s=request.timeout_s,
-        wall_cap_s=request.wall_cap_s,
+        wall_cap_s=request.wall_cap_s or (None if request.pairs else preset.wall_cap_s),
     )
 
 

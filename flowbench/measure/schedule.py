@@ -27,14 +27,15 @@ class Turn:
 
 
 def plan_turns(cells: Sequence[Cell], pairs: int) -> list[Turn]:
-    """The turns of a sitting: case by case, each with `pairs` rounds of its engines, every other round reversed.
+    """The turns of a sitting: `pairs` rounds over all cases, every other round with its engines reversed.
 
-    For two engines that is A B, B A, A B, …: over two rounds a drift of the machine falls on both alike.
+    For two engines that is A B, B A, A B, …: over two rounds a drift of the machine falls on both alike. Cases take turns
+    too, so that a sitting that is cut short has every cell with fewer pairs.
     """
+    cases = {case: [cell for cell in cells if cell.case == case] for case in dict.fromkeys(cell.case for cell in cells)}
     turns = []
-    for case in dict.fromkeys(cell.case for cell in cells):
-        engines = [cell for cell in cells if cell.case == case]
-        for pair in range(pairs):
+    for pair in range(pairs):
+        for engines in cases.values():
             order = engines if pair % 2 == 0 else engines[::-1]
             turns += [Turn(cell, pair, position) for position, cell in enumerate(order)]
     return turns

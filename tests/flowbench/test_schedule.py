@@ -23,10 +23,10 @@ def test_rounds_are_mirrored_and_whole(engines: int, sizes: int, pairs: int) -> 
     rounds = [turns[start : start + engines] for start in range(0, len(turns), engines)]
     for number, turns_of_round in enumerate(rounds):
         assert len({turn.cell.case for turn in turns_of_round}) == 1
-        assert {turn.pair for turn in turns_of_round} == {number % pairs}
+        assert {turn.pair for turn in turns_of_round} == {number // sizes}
         assert [turn.position for turn in turns_of_round] == list(range(engines))
         names = [turn.cell.engine for turn in turns_of_round]
-        assert names == [f"engine{index}" for index in range(engines)][:: 1 if number % pairs % 2 == 0 else -1]
+        assert names == [f"engine{index}" for index in range(engines)][:: 1 if number // sizes % 2 == 0 else -1]
 
 
 def test_each_preset_estimates_what_it_promises() -> None:

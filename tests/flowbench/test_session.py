@@ -62,8 +62,8 @@ def test_each_engine_runs_in_mirrored_rounds_and_is_recorded_in_full(tmp_path: P
     ]
     assert order == [
         (size, engine, pair, position)
-        for size in (2, 1)
         for pair in range(3)
+        for size in (2, 1)
         for position, engine in enumerate(("toy-talks", "toy") if pair % 2 == 0 else ("toy", "toy-talks"))
     ]
     for sample in document.samples:
@@ -164,6 +164,17 @@ def test_the_wall_cap_ends_a_sitting_between_rounds(tmp_path: Path) -> None:
         "the sitting ended before it: the cap of 0.001 s was reached"
     }
     assert sitting.exit_status(document) == 2
+
+
+def test_a_presets_wall_cap_holds_unless_pairs_are_asked_for() -> None:
+    caps = {}
+    for pairs in (None, 6):
+        for cap in (None, 9.0):
+            request = Request(
+                "cpu", engines=("toy",), reference="none", models=("linear",), pairs=pairs, wall_cap_s=cap
+            )
+            caps[pairs, cap] = plan_run(request, ("test",)).protocol.wall_cap_s
+    assert caps == {(None, None): 320, (None, 9.0): 9, (6, None): None, (6, 9.0): 9}
 
 
 def test_resuming_measures_what_is_missing_in_whole_rounds(tmp_path: Path) -> None:
