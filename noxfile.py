@@ -154,7 +154,8 @@ def install(session: nox.Session, python: Path, wanted: Sequence[str]) -> None:
     session.log(f"installing {', '.join(extras)} into {SHARED.relative_to(ROOT)}; torch takes minutes and 6 GB of disk")
     STAMP.unlink(missing_ok=True)
     # `compat` puts this folder on the path; the default installs an import hook, which slows every start of Python.
-    command = ["-m", "pip", "install", "--quiet", "--config-settings", "editable_mode=compat"]
+    command = ["-m", "pip", "install", "--config-settings", "editable_mode=compat"]
+    command += [] if sys.stdout.isatty() else ["-qq"]  # a log wants pip's errors, a person its progress
     try:
         session.run(str(python), *command, "--editable", f".[{','.join(extras)}]", external=True)
     except nox.command.CommandFailed:

@@ -36,13 +36,15 @@ class ProgressDisplay(Watcher):
         self._done = 0.0
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        if self._live:
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.stop()
+        if self._live:  # rich before 15 ends even a disabled bar with an empty line
+            self._bar.stop()
 
     def turn(self, turn: Turn, number: int, turns: int, left_s: float) -> None:
         self._done = number - 1

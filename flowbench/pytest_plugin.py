@@ -178,13 +178,15 @@ class Sittings:
             raise FlowbenchError(
                 f"mark {MARKER}: {', '.join(unknown)} was given, expected keywords out of {', '.join(words)}"
             )
-        asked = {name: tuple(value) if isinstance(value, list) else value for name, value in marker.kwargs.items()}
+        asked: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in marker.kwargs.items()
+        }
         options = {
             name: self._config.getoption(f"flowbench_{name}") for name in ("steps", "warmup", "pairs", "threads")
         }
         return Request(**(asked | {name: value for name, value in options.items() if value is not None}))
 
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Name the run documents, and what is missing in them."""
         for sitting in self._sittings.values():
             for line in sitting.lines():
