@@ -40,6 +40,7 @@ def api() -> Any:
     return runtime
 
 
+@lru_cache(maxsize=1)
 def why() -> str | None:
     """Why no CUDA device can be used, with the way out; None where one can. Creates no context on any device."""
     try:

@@ -143,5 +143,5 @@ class _Piece:
         cuda.choose(device)
         runtime = cuda.api()
         self.ptr: int = runtime.hostAlloc(_PIECE_BYTES, runtime.hostAllocPortable)
-        self.buffer: Any = np.frombuffer((ctypes.c_char * _PIECE_BYTES).from_address(self.ptr), np.uint8)
+        self.buffer: Any = np.ctypeslib.as_array((ctypes.c_uint8 * _PIECE_BYTES).from_address(self.ptr))
         self.event: int | None = None

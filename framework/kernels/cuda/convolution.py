@@ -1,0 +1,171 @@
+"""Two-dimensional convolution through cuDNN; shapes and meanings as in the reference.
+
+Operands that lie NHWC go to cuDNN as they are; others are copied first. What a call needs is prepared once for each
+set of shapes, strides and settings.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from framework import backends
+from framework.kernels.cuda import cudnn, elementwise, plans, reduction, space_to_depth
+from framework.kernels.table import kernel
+from framework.vm import scratch
+from framework.vm.array import Array, channels_last_stride
+
+Pair = tuple[int, int]
+
+
+class Geometry(NamedTuple):
+    """The attributes of a convolution."""
+
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+    groups: int
+
+
+@kernel(outputs=1)
+def conv2d(
+    y: Array,
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> None:
+    """y = x convolved with weight, plus bias."""
+    _run(plans.FORWARD, x, weight, y, Geometry(stride, padding, dilation, groups))
+    if bias is not None:
+        elementwise.add(y, y, bias.view((1, bias.shape[0], 1, 1), (0, bias.stride[0], 0, 0)))
+
+
+@kernel(outputs=1)
+def conv2d_backward_input(
+    grad_x: Array,
+    grad_y: Array,
+    weight: Array,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> None:
+    """grad_x: the gradient of conv2d's input, its transpose applied to grad_y."""
+    _run(plans.BACKWARD_INPUT, grad_x, weight, grad_y, Geometry(stride, padding, dilation, groups))
+
+
+@kernel(outputs=2)
+def conv2d_backward_weight(
+    grad_weight: Array,
+    grad_bias: Array | None,
+    grad_y: Array,
+    x: Array,
+    *,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
+) -> None:
+    """Gradients of conv2d's weight and bias."""
+    _run(plans.BACKWARD_WEIGHT, x, grad_weight, grad_y, Geometry(stride, padding, dilation, groups))
+    if grad_bias is not None:
+        reduction.sum(grad_bias, grad_y, axes=(0, 2, 3), keepdims=False)
+
+
+# What cuDNN runs where it takes the operands as they lie, and the choice for operands that all lie NHWC.
+_direct: dict[tuple, cudnn.Plan] = {}
+_choices: dict[tuple, plans.Choice] = {}
+
+
+def _run(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> None:
+    """Runs a convolution of one kind; which of the operands is the output depends on it."""
+    settings = backends.cudnn
+    key = (
+        kind, x.shape, x.stride, weight.shape, weight.stride, y.shape, y.stride, geometry, x.dtype, x.storage.device,
+        settings.allow_tf32, settings.workspace_bytes, settings.timed_plans, backends.deterministic,
+    )  # fmt: skip
+    plan = _direct.get(key)
+    at_x, at_weight, at_y = x.ptr, weight.ptr, y.ptr
+    if plan is not None and not (at_x | at_weight | at_y) & 15:
+        plan.run(at_x, at_weight, at_y)
+    else:
+        _run_slowly(kind, x, weight, y, geometry, key)
+
+
+def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry, key: tuple) -> None:
+    """Everything but the usual case: the first call, empty operands, other layouts, and a batch cut into pieces."""
+    output = {plans.FORWARD: y, plans.BACKWARD_INPUT: x, plans.BACKWARD_WEIGHT: weight}[kind]
+    if 0 in (x.size, weight.size, y.size):
+        if output.size:
+            elementwise.fill(output, value=0)
+        return
+    if kind != plans.BACKWARD_INPUT and space_to_depth.applies(x, weight, geometry):
+        _run_folded(kind, x, weight, y, geometry)
+        return
+    operands = [array if _fits(array) else _nhwc_copy(array, filled=array is not output) for array in (x, weight, y)]
+    choice = _run_dense(kind, *operands, geometry)
+    fitting = True
+    for array, used in zip((x, weight, y), operands, strict=True):
+        if used is not array:
+            fitting = False
+            if array is output:
+                elementwise.copy(array, used)
+    if fitting and choice.pieces == 1:
+        _direct[key] = choice.plan
+
+
+def _run_folded(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> None:
+    """As a convolution with stride 1 over images whose pixels were folded into channels."""
+    fold = space_to_depth.Fold.of(x.shape, weight.shape, y.shape, geometry, x.dtype)
+    images = fold.images(x)
+    if kind == plans.FORWARD:
+        _run(kind, images, fold.weights(weight), y, Geometry(*fold.geometry))
+    else:
+        weights = fold.empty_weights(weight.storage.device)
+        _run(kind, images, weights, y, Geometry(*fold.geometry))
+        fold.unfold_weights(weight, weights)
+
+
+def _run_dense(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> plans.Choice:
+    """Runs a convolution whose operands all lie NHWC, and returns how."""
+    settings = plans.settings()
+    known = (kind, x.shape, weight.shape, y.shape, geometry, x.dtype, x.storage.device, settings)
+    choice = _choices.get(known)
+    if choice is None:
+        problem = plans.Problem(
+            kind, x.dtype.name, x.shape, weight.shape, y.shape, geometry.stride, geometry.padding, geometry.dilation
+        )
+        choice = plans.choose(problem, settings, x.storage.device, (x.ptr, weight.ptr, y.ptr))
+        _choices[known] = choice
+    if choice.pieces == 1:
+        choice.plan.run(x.ptr, weight.ptr, y.ptr)
+        return choice
+    # Only gradients of weights are cut: those of the pieces are added up.
+    pieces = choice.pieces
+    parts = scratch(x.storage.device, pieces * weight.nbytes)
+    step_x, step_weight, step_y = x.nbytes // pieces, weight.nbytes, y.nbytes // pieces
+    for piece in range(pieces):
+        choice.plan.run(x.ptr + piece * step_x, parts.ptr + piece * step_weight, y.ptr + piece * step_y)
+    stride = (weight.size, *channels_last_stride(weight.shape))
+    stacked = Array(parts.storage, (pieces, *weight.shape), stride, x.dtype)
+    reduction.sum(weight, stacked, axes=(0,), keepdims=False)
+    return choice
+
+
+def _fits(array: Array) -> bool:
+    """Whether cuDNN can take it as it lies."""
+    return array.is_channels_last and array.ptr % 16 == 0
+
+
+def _nhwc_copy(array: Array, *, filled: bool) -> Array:
+    """Scratch memory of the same shape that lies NHWC, with the array's values where they are to be read."""
+    room = scratch(array.storage.device, array.nbytes)
+    copy = Array(room.storage, array.shape, channels_last_stride(array.shape), array.dtype)
+    if filled:
+        elementwise.copy(copy, array)
+    return copy

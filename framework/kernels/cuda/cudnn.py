@@ -1,0 +1,257 @@
+"""cuDNN's backend interface through ctypes: descriptors, a handle for each device, and execution plans.
+
+A plan is an algorithm for one convolution; it takes its operands through a variant pack, a list of addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import lru_cache, cache
+from typing import Any
+
+from framework.device import Device
+from framework.kernels.cuda import library
+from framework.vm import Array, cuda, scratch
+
+# Kinds of descriptors, by the numbers of cudnnBackendDescriptorType_t.
+CONVOLUTION, ENGINE, ENGINE_CONFIG, HEURISTICS, PLAN, OPERATION_GRAPH, VARIANT_PACK, TENSOR = 1, 2, 3, 4, 5, 15, 16, 17
+
+# Types of attributes: cudnnBackendAttributeType_t, and what C holds them in.
+HANDLE, DATA_TYPE, BOOLEAN, INT64, FLOAT, DOUBLE, POINTER, MODE, HEURISTIC_MODE = 0, 1, 2, 3, 4, 5, 6, 7, 8
+NUMERICAL_NOTE, DESCRIPTOR, BEHAVIOR_NOTE, CHARACTER = 11, 15, 19, 24
+_C_TYPES: dict[int, Any] = {
+    HANDLE: ctypes.c_void_p,
+    BOOLEAN: ctypes.c_bool,
+    INT64: ctypes.c_int64,
+    FLOAT: ctypes.c_float,
+    DOUBLE: ctypes.c_double,
+    POINTER: ctypes.c_void_p,
+    DESCRIPTOR: ctypes.c_void_p,
+    CHARACTER: ctypes.c_char,
+}
+
+DATA_TYPES = {"float32": 0, "float64": 1, "bfloat16": 9}
+
+_MOST_PACKS = 256
+# Up to this size, memory that is kept is cheaper than asking for it at each call.
+_SHARED_WORKSPACE_BYTES = 8 * 1024 * 1024
+_X, _WEIGHT, _Y = 1, 2, 3
+
+
+class CudnnError(RuntimeError):
+    """A cuDNN function refused. `status` is the number it returned."""
+
+    def __init__(self, function: str, status: int, reason: str) -> None:
+        super().__init__(f"cuDNN's {function} failed: {reason} ({status}); CUDNN_LOGLEVEL_DBG=3 makes cuDNN say more")
+        self.status = status
+
+
+class Descriptor:
+    """A backend descriptor: attributes are set, then it is finalized and can be used by others."""
+
+    __slots__ = ("kept", "pointer")
+
+    def __init__(self, kind: int) -> None:
+        self.pointer = ctypes.c_void_p()
+        self.kept: list[Descriptor] = []
+        call("cudnnBackendCreateDescriptor", kind, ctypes.byref(self.pointer))
+
+    def set(self, attribute: int, kind: int, *values: Any) -> Descriptor:
+        """Sets an attribute of type `kind`; descriptors given as values are kept alive."""
+        if kind == DESCRIPTOR:
+            self.kept += values
+            values = tuple([value.pointer.value for value in values])
+        array = (_C_TYPES.get(kind, ctypes.c_int) * len(values))(*values)
+        call("cudnnBackendSetAttribute", self.pointer, attribute, kind, ctypes.c_int64(len(values)), array)
+        return self
+
+    def set_text(self, attribute: int, text: bytes) -> Descriptor:
+        """Sets an attribute that is a text."""
+        call("cudnnBackendSetAttribute", self.pointer, attribute, CHARACTER, ctypes.c_int64(len(text)), text)
+        return self
+
+    def finalize(self) -> Descriptor:
+        """Makes it usable. Raises CudnnError where its attributes do not fit."""
+        call("cudnnBackendFinalize", self.pointer)
+        return self
+
+    def get(self, attribute: int, kind: int, most: int = 1) -> list[Any]:
+        """Up to `most` values of an attribute."""
+        count, array = ctypes.c_int64(), (_C_TYPES.get(kind, ctypes.c_int) * most)()
+        call(
+            "cudnnBackendGetAttribute", self.pointer, attribute, kind, ctypes.c_int64(most), ctypes.byref(count), array
+        )
+        return list(array[: min(count.value, most)])
+
+    def get_text(self, attribute: int) -> bytes:
+        """An attribute that is a text."""
+        count = ctypes.c_int64()
+        query = ("cudnnBackendGetAttribute", self.pointer, attribute, CHARACTER)
+        call(*query, ctypes.c_int64(0), ctypes.byref(count), None)
+        text = ctypes.create_string_buffer(count.value + 1)
+        call(*query, ctypes.c_int64(count.value), ctypes.byref(count), text)
+        return text.raw[: count.value]
+
+    def get_descriptors(self, attribute: int, kind: int, most: int) -> list[Descriptor]:
+        """Up to `most` descriptors of `kind` that an attribute holds."""
+        found = [Descriptor(kind) for _ in range(most)]
+        array = (ctypes.c_void_p * most)(*[descriptor.pointer.value for descriptor in found])
+        count = ctypes.c_int64()
+        call(
+            "cudnnBackendGetAttribute",
+            self.pointer,
+            attribute,
+            DESCRIPTOR,
+            ctypes.c_int64(most),
+            ctypes.byref(count),
+            array,
+        )
+        return found[: count.value]
+
+    def __del__(self) -> None:
+        if self.pointer:
+            functions().cudnnBackendDestroyDescriptor(self.pointer)
+
+
+class Handle:
+    """cuDNN's state for one device. Making it takes memory on the device, outside of the allocator."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.stream = cuda.stream_pointer(device)
+        self.pointer = ctypes.c_void_p()
+        self._workspaces: dict[int, Array] = {}
+        call("cudnnCreate", ctypes.byref(self.pointer))
+        call("cudnnSetStream", self.pointer, ctypes.c_void_p(self.stream))
+
+    def shared_workspace(self, stream: int) -> int:
+        """The address of scratch memory that all plans with a small workspace use, one after the other on a stream."""
+        room = self._workspaces.get(stream)
+        if room is None:
+            room = self._workspaces[stream] = scratch(self.device, _SHARED_WORKSPACE_BYTES)
+        return room.storage.ptr
+
+    def follow(self, stream: int) -> None:
+        """Lets everything from now on run on `stream`."""
+        call("cudnnSetStream", self.pointer, ctypes.c_void_p(stream))
+        self.stream = stream
+
+
+class Plan:
+    """A convolution's algorithm on one device, ready to run: operands are images x, weights and images y."""
+
+    __slots__ = ("_descriptor", "_packs", "handle", "workspace_bytes")
+
+    def __init__(self, handle: Handle, descriptor: Descriptor) -> None:
+        self.handle = handle
+        self._descriptor = descriptor
+        self.workspace_bytes = int(descriptor.get(402, INT64)[0])
+        self._packs: dict[tuple[int, int, int, int], Descriptor] = {}
+
+    @classmethod
+    def of_config(cls, handle: Handle, config: Descriptor) -> Plan:
+        """Builds a plan from what the heuristics suggested. Raises CudnnError where the engine cannot serve it."""
+        plan = Descriptor(PLAN).set(400, HANDLE, handle.pointer.value).set(401, DESCRIPTOR, config)
+        return cls(handle, plan.finalize())
+
+    @classmethod
+    def of_text(cls, handle: Handle, text: bytes) -> Plan:
+        """Builds the plan that `text` gave on a like device. Raises CudnnError where cuDNN cannot read it."""
+        return cls(handle, Descriptor(PLAN).set_text(405, text).set(400, HANDLE, handle.pointer.value).finalize())
+
+    def text(self) -> bytes:
+        """The plan in cuDNN's own words, for `of_text`."""
+        return self._descriptor.get_text(405)
+
+    def run(self, x: int, weight: int, y: int) -> None:
+        """Runs it on the operands at these addresses, with scratch memory of its own."""
+        handle = self.handle
+        stream = cuda.stream_pointer(handle.device)
+        if stream != handle.stream:
+            handle.follow(stream)
+        room, address = None, 0
+        if self.workspace_bytes > _SHARED_WORKSPACE_BYTES:
+            room = scratch(handle.device, self.workspace_bytes)
+            address = room.storage.ptr
+        elif self.workspace_bytes:
+            address = handle.shared_workspace(stream)
+        key = (x, weight, y, address)
+        pack = self._packs.get(key)
+        if pack is None:
+            pack = self._pack(key)
+        status = functions().cudnnBackendExecute(handle.pointer, self._descriptor.pointer, pack.pointer)
+        if status:
+            raise _error("cudnnBackendExecute", status)
+
+    def _pack(self, key: tuple[int, int, int, int]) -> Descriptor:
+        """A pack cannot be changed, so each set of addresses has its own; steps of a training loop repeat theirs."""
+        if len(self._packs) == _MOST_PACKS:
+            self._packs.clear()
+        pack = Descriptor(VARIANT_PACK)
+        set_attribute = functions().cudnnBackendSetAttribute
+        status = (
+            set_attribute(pack.pointer, 1000, INT64, _THREE, _UIDS)
+            or set_attribute(pack.pointer, 1001, POINTER, _THREE, _Addresses(*key[:3]))
+            or set_attribute(pack.pointer, 1003, POINTER, _ONE, ctypes.byref(ctypes.c_void_p(key[3])))
+            or functions().cudnnBackendFinalize(pack.pointer)
+        )
+        if status:
+            raise _error("variant pack", status)
+        self._packs[key] = pack
+        return pack
+
+
+_Addresses = ctypes.c_void_p * 3
+_UIDS = (ctypes.c_int64 * 3)(_X, _WEIGHT, _Y)
+_ONE, _THREE = ctypes.c_int64(1), ctypes.c_int64(3)
+
+
+def tensor(name: str, dtype: str, shape: Sequence[int], stride: Sequence[int]) -> Descriptor:
+    """Describes the operand called x, weight or y; addresses will be multiples of 16."""
+    uid = {"x": _X, "weight": _WEIGHT, "y": _Y}[name]
+    return (
+        Descriptor(TENSOR)
+        .set(901, DATA_TYPE, DATA_TYPES[dtype])
+        .set(902, INT64, *shape)
+        .set(903, INT64, *stride)
+        .set(906, INT64, uid)
+        .set(900, INT64, 16)
+        .finalize()
+    )
+
+
+@cache
+def handle(device: Device) -> Handle:
+    """The handle of `device`, made at the first call."""
+    return Handle(device)
+
+
+@lru_cache(maxsize=1)
+def functions() -> ctypes.CDLL:
+    """The loaded library. Raises OSError, saying which package brings it, where there is none."""
+    loaded = library.load("cudnn")
+    loaded.cudnnGetVersion.restype = ctypes.c_size_t
+    loaded.cudnnGetErrorString.restype = ctypes.c_char_p
+    return loaded
+
+
+def version() -> int:
+    """Such as 91900 for 9.19.0."""
+    return int(functions().cudnnGetVersion())
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function of the library. Raises CudnnError where it does not return success."""
+    status = getattr(functions(), name)(*arguments)
+    if status:
+        raise _error(name, status)
+
+
+def _error(function: str, status: int) -> CudnnError:
+    loaded = functions()
+    said = ctypes.create_string_buffer(512)
+    loaded.cudnnGetLastErrorString(said, ctypes.c_size_t(len(said)))
+    reason = loaded.cudnnGetErrorString(status).decode()
+    detail = said.value.decode(errors="replace").strip()
+    return CudnnError(function, status, f"{reason}: {detail}" if detail else reason)

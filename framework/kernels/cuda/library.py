@@ -1,0 +1,63 @@
+"""NVIDIA's libraries beside the driver: found where pip or the system keeps them, and loaded once."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache, cache
+from typing import NamedTuple
+
+
+class _Library(NamedTuple):
+    title: str
+    file: str
+    package: str
+
+
+# {cuda} is the major version of CUDA that CuPy is built for.
+_LIBRARIES = {
+    "cudnn": _Library("cuDNN 9", "libcudnn.so.9", "nvidia-cudnn-cu{cuda}"),
+    "cublasLt": _Library("cuBLAS", "libcublasLt.so.{cuda}", "nvidia-cublas"),
+}
+
+
+@cache
+def load(name: str) -> ctypes.CDLL:
+    """The library called `name`. Raises OSError, saying which package brings it, where there is none."""
+    library = _LIBRARIES[name]
+    cuda = _cuda_major()
+    try:
+        return ctypes.CDLL(_find(name) or library.file.format(cuda=cuda))
+    except OSError as missing:
+        package = library.package.format(cuda=cuda)
+        raise OSError(
+            f"CUDA devices need {library.title}, which cannot be loaded ({missing}); `pip install {package}` brings it,"
+            f" as does `pip install 'flowbench[cuda{cuda}]'`"
+        ) from missing
+
+
+def why(name: str) -> str | None:
+    """Why a library cannot be loaded, with the way out; None where it can."""
+    try:
+        load(name)
+    except OSError as missing:
+        return str(missing)
+    return None
+
+
+def _find(name: str) -> str | None:
+    """Where cuda-pathfinder, which comes with CuPy, finds the library; None leaves it to the system's loader."""
+    try:
+        from cuda.pathfinder import DynamicLibNotFoundError, load_nvidia_dynamic_lib
+    except ImportError:
+        return None
+    try:
+        return load_nvidia_dynamic_lib(name).abs_path
+    except DynamicLibNotFoundError:
+        return None
+
+
+@lru_cache(maxsize=1)
+def _cuda_major() -> int:
+    from framework.vm import cuda
+
+    return int(cuda.api().runtimeGetVersion() // 1000)

@@ -1,0 +1,64 @@
+"""What must be right on machines without a GPU: names, settings, the folding of images, the cache on disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework.device import Device
+from framework.kernels.cuda import disk
+
+
+def test_devices_have_names():
+    assert Device("cuda") is Device("cuda:0")
+    assert str(Device("cuda:3")) == "cuda:3"
+    assert Device("cuda", 2) is Device("cuda:2")
+    with pytest.raises(ValueError, match="there are cpu, cuda"):
+        Device("tpu")
+
+
+def test_the_framework_imports_without_cupy_and_says_what_is_missing():
+    program = (
+        "import sys; sys.modules['cupy'] = None\n"
+        "import framework as flow\n"
+        "assert not flow.cuda.is_available()\n"
+        "assert flow.cuda.memory_allocated() == 0\n"
+        "assert flow.ones(3).sum().item() == 3\n"
+        "try: flow.zeros(3, device='cuda')\n"
+        "except flow.cuda.CudaUnavailableError as error: print(error)\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install 'flowbench[cuda13]'" in answer.stdout
+
+
+def test_a_misspelled_setting_is_refused():
+    with pytest.raises(AttributeError):
+        flow.backends.cudnn.alow_tf32 = False  # type: ignore[attr-defined]
+
+
+def test_entries_on_disk_are_whole_or_absent(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert disk.read("plans", "a") is None
+    disk.write("plans", "a", b"one")
+    disk.write("plans", "a", b"two")
+    assert disk.read("plans", "a") == b"two"
+    assert disk.read("plans", "b") is None
+    (tmp_path / "blocked").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "blocked"))
+    with pytest.warns(UserWarning, match="cannot be used"):
+        disk.write("plans", "a", b"three")
+
+
+def test_bfloat16_on_the_host():
+    bits = flow.bfloat16.encode(np.array([1.0, -2.5, 1 + 2**-8, 1 + 3 * 2**-8, np.inf], np.float64))
+    assert bits.dtype == np.uint16
+    assert flow.bfloat16.decode(bits).tolist() == [1.0, -2.5, 1.0, 1 + 2**-6, np.inf]
+    assert np.isnan(flow.bfloat16.decode(flow.bfloat16.encode(np.array([np.nan])))).all()
+    on_host = flow.tensor([1.0, 2.0], dtype=flow.bfloat16)
+    assert on_host.tolist() == [1.0, 2.0]
+    with pytest.raises(TypeError, match="no kernel takes it on the host"):
+        on_host + on_host
