@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakValueDictionary, ref
 
 import numpy as np
 
@@ -30,21 +31,22 @@ class Tensor:
         "_output",
         "_post_hooks",
         "array",
+        "base",
         "grad",
-        "is_view",
         "node",
         "requires_grad",
+        "views",
     )
 
-    def __init__(
-        self, array: Array, requires_grad: bool = False, node: Node | None = None, output: int = 0
-    ) -> None:
+    def __init__(self, array: Array, requires_grad: bool = False, node: Node | None = None, output: int = 0) -> None:
         self.array = array
         self.requires_grad = requires_grad
         self.node = node
         self._output = output
         self.grad: Tensor | None = None
-        self.is_view = False
+        # The tensor whose memory this one was made to show, and the living ones that show this one's.
+        self.base: Tensor | None = None
+        self.views: WeakValueDictionary[int, Tensor] | None = None
         self._hooks: list[Hook] | None = None
         self._post_hooks: list[PostHook] | None = None
 
@@ -162,6 +164,9 @@ class Tensor:
                     "for one element it is 1"
                 )
             start = runtime(self.device).full(self.shape, 1, self.dtype)
+        elif not isinstance(gradient, Tensor) or gradient.dtype is not self.dtype:
+            given = f"one of {gradient.dtype}" if isinstance(gradient, Tensor) else repr(gradient)
+            raise TypeError(f"backward() takes a tensor of {self.dtype}; got {given}")
         elif gradient.shape != self.shape:
             raise ValueError(f"backward() of shape {list(self.shape)} got a gradient of {list(gradient.shape)}")
         else:
@@ -197,13 +202,12 @@ class Tensor:
         return lambda: hooks.remove(hook)
 
     def retain_grad(self) -> None:
-        """Keeps the gradient of this tensor in `grad`, although it is no leaf."""
-        if self.node is not None:
-
-            def keep(gradient: Tensor) -> None:
-                self.grad = gradient
-
-            self.register_hook(keep)
+        """Lets backward() add to `grad` of this tensor, although it is no leaf."""
+        if self.node is None:
+            return
+        hooks = (self.node.hooks or {}).get(self._output, [])
+        if not any(isinstance(hook, _Retain) and hook.tensor() is self for hook in hooks):
+            self.register_hook(_Retain(self))
 
     def edge(self) -> tuple[Any, int]:
         """Where a gradient of this tensor goes: (node, output), or (this leaf, 0)."""
@@ -212,9 +216,8 @@ class Tensor:
     def accumulate(self, gradient: Array, *, owned: bool) -> None:
         """Adds to `grad` of a leaf. `owned` says that the array is nobody else's, so that it can be kept."""
         if self._hooks:
-            replaced = run_hooks(self._hooks, gradient)
-            owned = owned and replaced is gradient
-            gradient = replaced
+            # A hook may have kept what it saw, and may keep what it returned.
+            gradient, owned = run_hooks(self._hooks, gradient), False
         kernels = runtime(self.device)
         if self.grad is not None:
             kernels.add(self.grad.array, self.grad.array, gradient)
@@ -224,13 +227,32 @@ class Tensor:
             copied = kernels.empty_like(gradient)
             kernels.copy(copied, gradient)
             self.grad = Tensor(copied)
-        for hook in self._post_hooks or ():
+        for hook in tuple(self._post_hooks or ()):
             hook(self)
+
+    def show(self, base: Tensor) -> None:
+        """Notes that this tensor is a view of `base`."""
+        self.base = base = base if base.base is None else base.base
+        if base.views is None:
+            base.views = WeakValueDictionary()
+        base.views[id(self)] = self
 
     def become(self, other: Tensor) -> None:
         """Takes the place of `other`, the result of an operation that wrote this tensor's memory."""
         self.array, self.node, self._output = other.array, other.node, other._output
         self.requires_grad = other.requires_grad
+
+
+class _Retain:
+    """The hook of `retain_grad`. It holds the tensor weakly: the graph holds the hook, and the tensor the graph."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = ref(tensor)
+
+    def __call__(self, gradient: Tensor) -> None:
+        tensor = self.tensor()
+        if tensor is not None:
+            tensor.accumulate(gradient.array, owned=False)
 
 
 class _KeepAlive:

@@ -62,6 +62,7 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
         node = heappop(ready)[1]
         made = Storage.latest_serial()
         results = _run(node, sums.pop(id(node), {}), retain_graph)
+        fresh = _fresh(results, made)
         for position, edge in enumerate(node.edges):
             if edge is None:
                 continue
@@ -69,11 +70,10 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
             result, results[position] = results[position], None
             if result is not None:
                 gathered = sums.setdefault(id(target), {})
-                owned = _is_fresh(result, made, results)
                 if index in gathered:
-                    gathered[index].add(result, owned)
+                    gathered[index].add(result, fresh[position])
                 else:
-                    gathered[index] = _Sum(result, owned)
+                    gathered[index] = _Sum(result, fresh[position])
             missing[id(target)] -= 1
             if missing[id(target)] == 0:
                 _release(target, sums, ready)
@@ -90,14 +90,16 @@ def _release(target: Any, sums: dict[int, dict[int, _Sum]], ready: list[tuple[in
         target.accumulate(total.array, owned=total.owned)
 
 
-def _is_fresh(array: Array, made: int, others: list[Array | None]) -> bool:
-    """Whether `array` was made by the backward just run, whole, and handed out once: then nobody else holds it."""
-    storage = array.storage
-    return (
-        storage.serial > made
-        and storage.nbytes == array.nbytes
-        and not any(other is not None and other.storage is storage for other in others)
-    )
+def _fresh(results: list[Array | None], made: int) -> list[bool]:
+    """Which results were made by the backward just run, whole, and are handed out once: nobody else holds those."""
+    storages = [None if result is None else result.storage for result in results]
+    return [
+        result is not None
+        and result.storage.serial > made
+        and result.storage.nbytes == result.nbytes
+        and storages.count(result.storage) == 1
+        for result in results
+    ]
 
 
 def _count_uses(root: Any) -> dict[int, int]:
@@ -122,6 +124,7 @@ def _run(node: Node, sums: dict[int, _Sum], retain_graph: bool) -> list[Array | 
     """The gradients of the node's inputs, None for each where no gradient reached the node."""
     if not sums:
         return [None] * len(node.edges)
+    node.check_not_freed()
     scope.current = (node.scope, "backward")
     for index, hooks in (node.hooks or {}).items():
         if index in sums:

@@ -84,10 +84,16 @@ def apply_in_place(operation: type[Operation], target: Tensor, *inputs: Any, **a
                 f"{operation.name}: a leaf tensor that requires a gradient cannot be written in place; "
                 "do it under no_grad()"
             )
-        if target.is_view:
+        if target.base is not None or target.views:
             raise RuntimeError(
-                f"{operation.name}: writing in place to a view is not recorded for backward; write to a clone() of it"
+                f"{operation.name}: writing in place to a view, or to a tensor of which a view is alive, is not recorded"
+                " for backward; write to a clone() of it"
             )
+    if any(step == 0 and extent > 1 for extent, step in zip(target.shape, target.stride(), strict=True)):
+        raise RuntimeError(
+            f"{operation.name}: a tensor of shape {list(target.shape)} with several elements in one place, such as"
+            " expand() gives, cannot be written in place; write to a clone() of it"
+        )
     result = apply(operation, target, *inputs, **attributes)
     if recording:
         target.become(result)

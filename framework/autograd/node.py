@@ -64,12 +64,7 @@ class Node:
 
     @property
     def saved(self) -> tuple[Array | None, ...]:
-        """The saved arrays. Raises RuntimeError if they were freed, or written to since."""
-        if self.freed:
-            raise RuntimeError(
-                f"backward through {self!r} a second time: what it saved was freed by the first; "
-                "pass retain_graph=True to the first backward()"
-            )
+        """The saved arrays. Raises RuntimeError if one was written to since."""
         for array, version in zip(self._saved, self._versions, strict=True):
             if array is not None and array.storage.version != version:
                 raise RuntimeError(
@@ -78,10 +73,19 @@ class Node:
                 )
         return self._saved
 
+    def check_not_freed(self) -> None:
+        """Raises RuntimeError if a backward has freed what was saved."""
+        if self.freed:
+            raise RuntimeError(
+                f"backward through {self!r} a second time: what it saved was freed by the first; "
+                "pass retain_graph=True to the first backward()"
+            )
+
     def free(self) -> None:
-        """Drops what was saved."""
-        self.freed = True
-        self._saved, self._versions, self.note = (), (), None
+        """Drops what was saved. A node that saved nothing has nothing to miss: it may be walked again."""
+        if any(array is not None for array in self._saved):
+            self.freed = True
+            self._saved, self._versions, self.note = (), (), None
 
     def __repr__(self) -> str:
         return scope.path(self.scope) or self.operation.name

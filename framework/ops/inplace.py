@@ -17,8 +17,8 @@ class AddInPlace(Operation):
 
     @staticmethod
     def forward(node: Node, kernels: Runtime, a: Array, b: Any, *, scale: float) -> Array:
+        node.note = (_kind(b), scale)
         b = _fitting(kernels, a, b)
-        node.note = (b.shape if isinstance(b, Array) else None, scale)
         if scale != 1:
             if isinstance(b, Array):
                 scaled = kernels.empty_like(b)
@@ -31,15 +31,15 @@ class AddInPlace(Operation):
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, ...]:
-        shape, scale = node.note
+        kind, scale = node.note
         if not node.needs[1]:
             return grad, None
-        grad_b = sum_to_shape(kernels, grad, shape)
+        grad_b = sum_to_shape(kernels, grad, kind[0])
         if scale != 1:
             scaled = kernels.empty_like(grad_b)
             kernels.multiply(scaled, grad_b, scale)
             grad_b = scaled
-        return grad, grad_b
+        return grad, convert(kernels, grad_b, kind[1])
 
 
 class MultiplyInPlace(Operation):
@@ -47,26 +47,29 @@ class MultiplyInPlace(Operation):
 
     @staticmethod
     def forward(node: Node, kernels: Runtime, a: Array, b: Any) -> Array:
+        kind = _kind(b)
         b = _fitting(kernels, a, b)
         before = None
         if node.recording and node.needs[1]:
             before = kernels.empty_like(a)
             kernels.copy(before, a)
-        kernels.multiply(a, a, b)
+        # Saved before the write, so that a factor which shares the memory of a is found to be gone.
         node.save(before, b if isinstance(b, Array) else None)
-        node.note = b if not isinstance(b, Array) else None
+        node.note = (kind, None if isinstance(b, Array) else b)
+        kernels.multiply(a, a, b)
         return a
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, ...]:
         before, b = node.saved
+        kind, number = node.note
         grad_a = kernels.empty_like(grad)
-        kernels.multiply(grad_a, grad, node.note if b is None else b)
+        kernels.multiply(grad_a, grad, number if b is None else b)
         if not node.needs[1]:
             return grad_a, None
         grad_b = kernels.empty_like(grad)
         kernels.multiply(grad_b, grad, before)
-        return grad_a, sum_to_shape(kernels, grad_b, b.shape)
+        return grad_a, convert(kernels, sum_to_shape(kernels, grad_b, kind[0]), kind[1])
 
 
 class CopyInPlace(Operation):
@@ -127,6 +130,11 @@ def broadcast_into(a: Array, b: Array) -> None:
     """Raises ValueError unless b can be broadcast to the shape of a."""
     if broadcast_shape(a.shape, b.shape) != a.shape:
         raise ValueError(f"a tensor of shape {list(b.shape)} does not fit in place of one of {list(a.shape)}")
+
+
+def _kind(b: Any) -> tuple | None:
+    """Shape and element type of an operand, which its gradient gets; None for a number."""
+    return (b.shape, b.dtype) if isinstance(b, Array) else None
 
 
 def _fitting(kernels: Runtime, a: Array, b: Any) -> Any:

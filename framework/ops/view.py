@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from framework.autograd.function import Operation, apply
@@ -59,16 +60,15 @@ class Index(Operation):
     name = "index"
 
     @staticmethod
-    def forward(node: Node, kernels: Runtime, a: Array, *, place: tuple) -> Array:
-        node.note = (a.shape, place)
-        return a.view(*place)
+    def forward(node: Node, kernels: Runtime, a: Array, *, key: Any) -> Array:
+        node.note = (a.shape, key)
+        return a.view(*_place(a, key))
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
-        shape, (part_shape, part_stride, offset) = node.note
+        shape, key = node.note
         whole = kernels.full(shape, 0, grad.dtype)
-        # The strides of the part were taken in a row-major array of the whole's shape, such as this one.
-        kernels.copy(whole.view(part_shape, part_stride, offset), grad)
+        kernels.copy(whole.view(*_place(whole, key)), grad)
         return whole
 
 
@@ -121,7 +121,8 @@ def reshape(a: Tensor, *shape: Any) -> Tensor:
 
 def flatten(a: Tensor, start_dim: int = 0) -> Tensor:
     """Joins the dimensions from `start_dim` on into one."""
-    return reshape(a, *a.shape[:start_dim], -1)
+    first = _dimension(a, start_dim) if a.ndim else 0
+    return reshape(a, *a.shape[:first], prod(a.shape[first:]))
 
 
 def permute(a: Tensor, *dims: Any) -> Tensor:
@@ -135,6 +136,7 @@ def permute(a: Tensor, *dims: Any) -> Tensor:
 def transpose(a: Tensor, first: int, second: int) -> Tensor:
     """A view with two dimensions exchanged."""
     order = list(range(a.ndim))
+    first, second = _dimension(a, first), _dimension(a, second)
     order[first], order[second] = order[second], order[first]
     return permute(a, *order)
 
@@ -149,8 +151,7 @@ def expand(a: Tensor, *shape: Any) -> Tensor:
 
 def index(a: Tensor, key: Any) -> Tensor:
     """The part of a that integers, slices with a positive step, None and `...` pick, as a view."""
-    base = a if a.is_contiguous() else contiguous(a)
-    return _as_view(apply(Index, base, place=_place(base, key)), a)
+    return _as_view(apply(Index, a, key=key), a)
 
 
 def convert_to(a: Tensor, dtype: DType) -> Tensor:
@@ -169,8 +170,16 @@ def contiguous(a: Tensor) -> Tensor:
 
 
 def _as_view(result: Tensor, base: Tensor) -> Tensor:
-    result.is_view = result.array.storage is base.array.storage
+    if result.array.storage is base.array.storage:
+        result.show(base)
     return result
+
+
+def _dimension(a: Tensor, dim: int) -> int:
+    """`dim` counted from the first. Raises IndexError where there is no such dimension."""
+    if not -a.ndim <= dim < a.ndim:
+        raise IndexError(f"dimension {dim} of a tensor with {a.ndim} dimensions")
+    return dim % a.ndim
 
 
 def _extents(given: tuple[Any, ...]) -> tuple[int, ...]:
@@ -192,8 +201,8 @@ def _permuted(a: Array, dims: tuple[int, ...]) -> Array:
     return a.view(tuple([a.shape[d] for d in dims]), tuple([a.stride[d] for d in dims]))
 
 
-def _place(a: Tensor, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    """Shape, strides and offset of the part of a row-major tensor that an index picks."""
+def _place(a: Array, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Shape, strides and offset of the part of an array that an index picks."""
     keys = list(key) if isinstance(key, tuple) else [key]
     taken = sum(k is not None and k is not Ellipsis for k in keys)
     if taken > a.ndim:
@@ -203,13 +212,12 @@ def _place(a: Tensor, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     at = keys.index(Ellipsis)
     keys[at : at + 1] = [slice(None)] * (a.ndim - taken)
     shape, stride, offset, dim = [], [], 0, 0
-    strides = contiguous_stride(a.shape)
     for k in keys:
         if k is None:
             shape.append(1)
             stride.append(0)
             continue
-        extent, step = a.shape[dim], strides[dim]
+        extent, step = a.shape[dim], a.stride[dim]
         if isinstance(k, slice):
             start, stop, by = k.indices(extent)
             if by < 0:

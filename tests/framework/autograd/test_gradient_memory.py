@@ -1,0 +1,257 @@
+"""Gradients are added up in place where nobody else holds the memory: nobody else's numbers may ever change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework.autograd.function import Operation, apply
+from framework.autograd.node import Node
+from framework.vm import Array, Runtime
+from tests.framework.tensors import leaf
+
+
+class Both(Operation):
+    """a + b, whose backward hands the same new array to both inputs."""
+
+    name = "both"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, b: Array) -> Array:
+        out = kernels.empty_like(a)
+        kernels.add(out, a, b)
+        return out
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> tuple[Array, Array]:
+        made = kernels.empty_like(grad)
+        kernels.copy(made, grad)
+        return made, made
+
+
+class BothAsViews(Both):
+    """The same, as two views of the new array."""
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> tuple[Array, Array]:
+        made, _ = Both.backward(node, kernels, grad)
+        return made.view(made.shape, made.stride), made.view(made.shape, made.stride)
+
+
+@pytest.mark.parametrize("operation", [Both, BothAsViews])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_one_array_for_two_inputs(operation: type[Operation], order: str) -> None:
+    x, y = leaf(1, 2), leaf(1, 2)
+    a, b = x * 2, y * 2
+    if order == "before":
+        more = [a * 3, b * 5]
+        total = apply(operation, a, b)
+    else:
+        total = apply(operation, a, b)
+        more = [a * 3, b * 5]
+    (total + more[0] + more[1]).sum().backward()
+    assert x.grad.tolist() == [8, 8]
+    assert y.grad.tolist() == [12, 12]
+
+
+@pytest.mark.parametrize("operation", [Both, BothAsViews])
+def test_one_array_for_two_leaves(operation: type[Operation]) -> None:
+    x, y = leaf(1, 2), leaf(1, 2)
+    apply(operation, x, y).sum().backward()
+    (x * 10).sum().backward()
+    assert x.grad.tolist() == [11, 11]
+    assert y.grad.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("operation", [Both, BothAsViews])
+def test_one_array_for_one_leaf_twice(operation: type[Operation]) -> None:
+    x = leaf(1, 2)
+    apply(operation, x, x).sum().backward()
+    (x * 10).sum().backward()
+    assert x.grad.tolist() == [12, 12]
+
+
+def test_add_hands_its_gradient_to_both_sides() -> None:
+    x, y = leaf(1, 2), leaf(1, 2)
+    a, b = x * 2, y * 2
+    (a + b + a * 3 + b * 5 + (a + a)).sum().backward()
+    assert x.grad.tolist() == [12, 12]
+    assert y.grad.tolist() == [12, 12]
+
+
+def test_two_leaves_of_one_addition_do_not_share_a_gradient() -> None:
+    x, y = leaf(1), leaf(2)
+    (x + y).sum().backward()
+    x.grad.fill_(9.0)
+    assert y.grad.tolist() == [1]
+    (x * 2).sum().backward()
+    assert y.grad.tolist() == [1]
+
+
+def test_a_batch_norm_residual_and_its_image() -> None:
+    # Without a ReLU the residual's gradient is the incoming array itself.
+    x, shortcut = flow.randn(4, 2, 3, 3).requires_grad_(), flow.randn(4, 2, 3, 3).requires_grad_()
+    inner = shortcut * 1
+    y = flow.nn.functional.batch_norm(x, None, None, training=True, residual=inner)
+    (y + inner * 3).sum().backward()
+    np.testing.assert_allclose(shortcut.grad.numpy(), 4)
+    np.testing.assert_allclose(x.grad.numpy(), 0, atol=1e-5)
+
+
+def test_the_callers_gradient_is_left_alone() -> None:
+    x = leaf(1, 2)
+    given = flow.tensor([3.0, 4.0])
+    (x * 1).backward(given)
+    x.backward(given)
+    x.backward(given)
+    assert given.tolist() == [3, 4]
+    assert x.grad.tolist() == [9, 12]
+    x.grad.fill_(0.0)
+    assert given.tolist() == [3, 4]
+
+
+def test_an_expanded_gradient_is_not_added_into() -> None:
+    # sum() sends back one number, repeated by a stride of 0.
+    x = flow.ones(2, 3, requires_grad=True)
+    y = x * 1
+    (y.sum() + (y * 2).sum() + y.sum()).backward()
+    assert x.grad.tolist() == [[4, 4, 4]] * 2
+    assert x.grad.stride() == (3, 1)
+    z = flow.ones(2, 3, requires_grad=True)
+    z.sum().backward()
+    z.sum().backward()
+    assert z.grad.tolist() == [[2, 2, 2]] * 2
+    z.mean().backward()
+    assert z.grad.tolist()[0][0] == pytest.approx(2 + 1 / 6)
+
+
+def test_an_expanded_gradient_given_by_the_caller() -> None:
+    x = flow.ones(2, 3, requires_grad=True)
+    given = flow.ones(1, 1).expand(2, 3)
+    x.backward(given)
+    x.backward(given)
+    assert x.grad.tolist() == [[2, 2, 2]] * 2
+    assert given.tolist() == [[1, 1, 1]] * 2
+
+
+def test_a_hook_may_keep_the_gradient_of_a_leaf() -> None:
+    x = leaf(1)
+    kept = []
+    x.register_hook(lambda g: kept.append(g))
+    (x * 2).sum().backward()
+    (x * 3).sum().backward()
+    assert [g.item() for g in kept] == [2, 3]
+    assert x.grad.item() == 5
+    x.grad.fill_(0.0)
+    assert kept[1].item() == 3
+
+
+def test_a_hook_may_keep_the_gradient_on_its_way() -> None:
+    x = leaf(1)
+    kept = []
+    y = x * 1
+    y.register_hook(lambda g: kept.append(g))
+    z = y.reshape(1, 1)
+    z.register_hook(lambda g: kept.append(g))
+    (z * 2).sum().backward()
+    (x * 3).sum().backward()
+    assert [g.item() for g in kept] == [2, 2]
+    assert x.grad.item() == 5
+
+
+def test_a_hook_may_return_a_tensor_that_it_keeps() -> None:
+    x = leaf(1)
+    mine = flow.tensor([7.0])
+    x.register_hook(lambda g: mine)
+    (x * 2).sum().backward()
+    (x * 2).sum().backward()
+    assert x.grad.item() == 14
+    assert mine.item() == 7
+
+
+def test_a_hook_may_return_another_leafs_gradient() -> None:
+    x, y = leaf(1), leaf(1)
+    (y * 5).sum().backward()
+    x.register_hook(lambda g: y.grad)
+    (x * 2).sum().backward()
+    x.grad.fill_(0.0)
+    assert y.grad.item() == 5
+
+
+def test_retained_gradients_are_copies() -> None:
+    x = leaf(1)
+    a, b = x * 1, x * 1
+    a.retain_grad()
+    b.retain_grad()
+    total = a + b
+    total.retain_grad()
+    given = flow.tensor([3.0])
+    total.backward(given)
+    for tensor in (a, b, total):
+        assert tensor.grad.tolist() == [3]
+        tensor.grad.fill_(0.0)
+    assert given.tolist() == [3]
+    assert x.grad.tolist() == [6]
+
+
+def test_a_gradient_that_was_taken_away_is_not_added_into() -> None:
+    x = leaf(1)
+    (x * 2).sum().backward()
+    taken, x.grad = x.grad, None
+    (x * 3).sum().backward()
+    assert taken.item() == 2
+    assert x.grad.item() == 3
+
+
+def test_a_second_backward_through_a_retained_graph() -> None:
+    x = leaf(1, 2)
+    y = x * 3
+    seen: list[flow.Tensor] = []
+    y.register_hook(lambda g: seen.append(g))
+    loss = (y * y).sum()
+    loss.backward(retain_graph=True)
+    first = x.grad.clone()
+    loss.backward()
+    np.testing.assert_array_equal(x.grad.numpy(), 2 * first.numpy())
+    np.testing.assert_array_equal(seen[0].numpy(), seen[1].numpy())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_graphs_give_the_sum_over_their_paths(seed: int) -> None:
+    """Linear graphs over every way to share and pass on: each leaf's gradient is known exactly, in integers."""
+    random = np.random.default_rng(seed)
+    leaves = [flow.ones(2, 3, requires_grad=True) for _ in range(3)]
+    tensors = list(leaves)
+    weights = [np.eye(3)[i] for i in range(3)]
+    kept: list[tuple[flow.Tensor, list]] = []
+    for _ in range(25):
+        i, j = random.integers(len(tensors), size=2)
+        kind = random.integers(7)
+        a, b, w = tensors[i], tensors[j], weights[i].copy()
+        if kind == 0:
+            made, w = a + b, w + weights[j]
+        elif kind == 1:
+            made, w = apply(Both if random.integers(2) else BothAsViews, a, b), w + weights[j]
+        elif kind == 2:
+            made = a.transpose(0, 1).reshape(3, 2).transpose(0, 1)
+        elif kind == 3:
+            made, w = a - b, w - weights[j]
+        elif kind == 4:
+            made, w = a * 2, w * 2
+        elif kind == 5:
+            made = a.clone()
+        else:
+            made, w = a[:, :] + b.reshape(2, 3), w + weights[j]
+        made.register_hook(lambda g: kept.append((g, g.tolist())))
+        tensors.append(made)
+        weights.append(w)
+    total = tensors[-1] + tensors[-2] + tensors[-5]
+    expected = weights[-1] + weights[-2] + weights[-5]
+    for times in (1, 2):
+        total.sum().backward(retain_graph=True)
+        for tensor, weight in zip(leaves, expected, strict=True):
+            got = 0 if tensor.grad is None else tensor.grad.numpy()
+            np.testing.assert_array_equal(got, np.zeros((2, 3)) + weight * times)
+    for gradient, values in kept:
+        assert gradient.tolist() == values, "a gradient that a hook kept was changed later"

@@ -1,0 +1,146 @@
+"""Views: the same memory under another shape, whatever the strides it came with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import framework as flow
+from tests.framework.kernels.cases import draw
+
+VALUES = draw(2, 3, 4)
+KEYS: list[Any] = [
+    0, -1, slice(1, None), slice(None, None, 2), (slice(None), 1), (..., 0), (0, ..., -1), (slice(None), None, 2), None,
+    (1, 2, 3), slice(5, 9), (slice(None), slice(-2, None), slice(1, 4, 2)), ..., (),
+]  # fmt: skip
+
+
+def same_elements_in_other_layouts(values: np.ndarray) -> list[flow.Tensor]:
+    """Tensors with these values, lying in memory in different orders, with gaps, and repeated."""
+    spaced = flow.zeros(*[2 * n for n in values.shape], dtype=flow.float64)[
+        tuple(slice(1, None, 2) for _ in values.shape)
+    ]
+    return [
+        flow.from_numpy(values),
+        flow.from_numpy(values.transpose(2, 0, 1)).permute(1, 2, 0),
+        spaced.copy_(flow.from_numpy(values)),
+    ]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_indexing_is_numpys_and_shares_memory(key: Any) -> None:
+    for x in same_elements_in_other_layouts(VALUES):
+        part = x[key]
+        np.testing.assert_array_equal(part.numpy(), VALUES[key])
+        part.fill_(7.0)
+        expected = VALUES.copy()
+        expected[key] = 7
+        np.testing.assert_array_equal(x.numpy(), expected)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=str)
+def test_the_gradient_of_a_part_lies_where_the_part_was(key: Any) -> None:
+    for x in same_elements_in_other_layouts(VALUES):
+        x.requires_grad_()
+        weight = draw(*VALUES[key].shape, seed=1)
+        x[key].backward(flow.tensor(weight))
+        expected = np.zeros(VALUES.shape)
+        expected[key] = weight
+        np.testing.assert_array_equal(x.grad.numpy(), expected)
+
+
+def test_parts_that_are_none() -> None:
+    x = flow.zeros(2, 3)
+    for key, error, text in (
+        (2, IndexError, "index 2 of dimension 0 with 2 elements"),
+        ((0, -4), IndexError, "index -4 of dimension 1 with 3 elements"),
+        ((0, 0, 0), IndexError, "3 indices for a tensor with 2 dimensions"),
+        (slice(None, None, -1), IndexError, "a slice takes a positive step"),
+        ("a", TypeError, "an index is an integer, a slice, None or ..., not str"),
+        (1.0, TypeError, "not float"),
+    ):
+        with pytest.raises(error, match=text):
+            x[key]
+
+
+def test_iteration_goes_over_the_first_dimension() -> None:
+    assert [row.tolist() for row in flow.tensor([[1, 2], [3, 4]])] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("shape", [(24,), (4, 6), (-1, 2), (2, 3, 4), (1, 24, 1), (2, -1, 2, 2)])
+def test_reshaping_keeps_the_order_of_elements(shape: tuple[int, ...]) -> None:
+    for x in same_elements_in_other_layouts(VALUES):
+        np.testing.assert_array_equal(x.reshape(*shape).numpy(), VALUES.reshape(shape))
+        np.testing.assert_array_equal(x.reshape(shape).numpy(), VALUES.reshape(shape))
+
+
+def test_reshaping_shares_memory_where_it_can() -> None:
+    x = flow.zeros(2, 3)
+    before = flow.cpu.memory_allocated()
+    view = x.reshape(3, 2)
+    assert flow.cpu.memory_allocated() == before
+    view.fill_(1.0)
+    assert x.tolist() == [[1, 1, 1], [1, 1, 1]]
+    pooled = flow.nn.functional.global_avg_pool2d(flow.ones(2, 5, 3, 3))
+    before = flow.cpu.memory_allocated()
+    assert pooled.flatten(1).shape == (2, 5)
+    assert flow.cpu.memory_allocated() == before
+
+
+def test_images_in_nhwc_are_reshaped_in_the_order_of_their_shape() -> None:
+    images = draw(2, 3, 2, 2)
+    x = flow.from_numpy(images.transpose(0, 2, 3, 1)).permute(0, 3, 1, 2)
+    assert x.stride() == (12, 1, 6, 3)
+    np.testing.assert_array_equal(x.flatten(1).numpy(), images.reshape(2, -1))
+
+
+def test_shapes_that_do_not_fit() -> None:
+    x = flow.zeros(2, 3)
+    for shape in ((4,), (-1, 4), (-1, -1), (-2, 3)):
+        with pytest.raises(ValueError, match=r"shape \[2, 3\] cannot be reshaped to \["):
+            x.reshape(*shape)
+    with pytest.raises(ValueError, match=r"permute of 2 dimensions got \[0, 0\]"):
+        x.permute(0, 0)
+    with pytest.raises(IndexError, match="dimension 2 of a tensor with 2 dimensions"):
+        x.transpose(0, 2)
+    with pytest.raises(IndexError, match="dimension 3 of a tensor with 2 dimensions"):
+        x.flatten(3)
+    with pytest.raises(ValueError, match=r"\[2, 3\] .*\[4, 3\]"):
+        x.expand(4, 3)
+
+
+def test_empty_tensors_can_be_reshaped() -> None:
+    assert flow.zeros(0, 3).reshape(3, 0).shape == (3, 0)
+    assert flow.zeros(0, 3).reshape(-1).shape == (0,)
+    assert flow.zeros(0, 3, 2).flatten(1).shape == (0, 6)
+
+
+def test_expanding_takes_no_memory() -> None:
+    x = flow.ones(3, 1)
+    before = flow.cpu.memory_allocated()
+    wide = x.expand(2, 3, 1000)
+    assert flow.cpu.memory_allocated() == before
+    assert wide.stride() == (0, 1, 0)
+    assert wide.sum().item() == 6000
+
+
+def test_a_view_keeps_the_memory_alive() -> None:
+    x = flow.ones(1 << 18)
+    before = flow.cpu.memory_allocated()
+    view = x[:1]
+    del x
+    assert flow.cpu.memory_allocated() == before
+    assert view.item() == 1
+    del view
+    assert flow.cpu.memory_allocated() == before - (1 << 20)
+
+
+def test_a_numpy_array_keeps_the_memory_alive() -> None:
+    values = (flow.ones(1 << 18) * 3).numpy()
+    flow.zeros(1 << 18)
+    assert np.all(values == 3)
+    x = flow.zeros(4)
+    x.numpy()[1] = 5
+    assert x.tolist() == [0, 5, 0, 0]
