@@ -38,8 +38,9 @@ class FlowTraining(Training):
     def loss(self) -> float:
         return float(self._loss.item())
 
-    def threads(self) -> int:
-        return self._flow.get_num_threads()
+    def threads(self) -> int | None:
+        # NumPy's kernels cannot be asked: its library read the number of threads from the environment when it was loaded.
+        return self._flow.get_num_threads() if self._flow.backends.onednn.available() else None
 
     def reset_peaks(self) -> None:
         self._flow.cpu.reset_peak_memory_stats()
