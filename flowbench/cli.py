@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import traceback
@@ -28,10 +29,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         status = _complain(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         status = _complain("interrupted", Interrupted.exit_code)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; what is still buffered has nowhere to go.
-        sys.stdout = None
-        status = 0
     except Exception:  # noqa: BLE001 - a fault of ours: Python's own status 1 would read as "a regression was found"
         traceback.print_exc()
         status = _complain("this is a fault in flowbench: please report it with the lines above", 2)
@@ -128,9 +125,11 @@ def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
     request = sitting.Request(**asked)
     command = ("flowbench", *sys.argv[1:])
     if dry_run:
-        click.echo(sitting.dry_run(request, resume, command))
+        _say(sitting.dry_run(request, resume, command))
         return 0
-    return sitting.run(request, resume, out, command)
+    status, text = sitting.run(request, resume, out, command)
+    _say(text)
+    return status
 
 
 @cli.command()
@@ -141,7 +140,7 @@ def report(document: Path, form: str) -> None:
     from flowbench.record.document import read_document
     from flowbench.report import render
 
-    click.echo(render(read_document(document), form).rstrip("\n"))
+    _say(render(read_document(document), form).rstrip("\n"))
 
 
 @cli.command()
@@ -153,7 +152,7 @@ def parse(file: Path) -> None:
     from flowbench.report import parse as parse_text
 
     entries, warnings = parse_text(_read_text(file))
-    click.echo(json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False))
+    _say(json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False))
     for warning in warnings:
         click.echo(f"flowbench: {file}: {warning}", err=True)
 
@@ -165,7 +164,7 @@ def schema() -> None:
 
     from flowbench.record.document import document_schema
 
-    click.echo(json.dumps(document_schema(), indent=2))
+    _say(json.dumps(document_schema(), indent=2))
 
 
 @cli.command()
@@ -174,8 +173,17 @@ def doctor() -> int:
     from flowbench.doctor import examine, format_examination
 
     checks = examine()
-    click.echo(format_examination(checks))
+    _say(format_examination(checks))
     return 2 if any(check.level == "bad" for check in checks) else 0
+
+
+def _say(text: str) -> None:
+    """Print to standard output. That its reader has seen enough (`| head`) is no failure, and changes no exit code."""
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _read_text(file: Path) -> str:

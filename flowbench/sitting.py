@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import NoReturn
 import click
 
 from flowbench.errors import FlowbenchError, Interrupted
-from flowbench.measure.plan import Request, check_resumable, plan_run
+from flowbench.measure.plan import Request, check_resumable, plan_run, resumed_protocol
 from flowbench.measure.schedule import estimate_s
 from flowbench.measure.session import run_session, whole_rounds
 from flowbench.presets import PRESETS
@@ -27,8 +28,8 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPORTS = ((".txt", "speed-stats"), (".md", "markdown"))
 
 
-def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> int:
-    """Measure, print the report, write it beside the document; returns the exit status."""
+def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> tuple[int, str]:
+    """Measure, write the reports beside the document; returns the exit status and the report for people."""
     path = None
     try:
         with _interruptible():
@@ -36,14 +37,14 @@ def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]
             click.echo(f"run document: {path}", err=True)
             with ProgressDisplay(document) as display:
                 document = run_session(path, document, display)
-            write_reports(path, document)
+            text = write_reports(path, document)
     except KeyboardInterrupt:
         if path is None:
             raise Interrupted("interrupted before anything was measured") from None
         raise Interrupted(
             f"interrupted; what was measured is in {path}, go on with: flowbench run --resume {path}"
         ) from None
-    return exit_status(document)
+    return exit_status(document), text
 
 
 def dry_run(request: Request, resume: Path | None, command: Sequence[str]) -> str:
@@ -78,16 +79,15 @@ def exit_status(document: RunDocument) -> int:
     return 0 if whole else 2
 
 
-def write_reports(path: Path, document: RunDocument) -> None:
-    """Print the report for people, and write the others beside the document at `path`."""
+def write_reports(path: Path, document: RunDocument) -> str:
+    """Write the reports beside the document at `path`; returns the one for people, with the names of the files."""
     from flowbench.report import render
 
-    click.echo(render(document, "console").rstrip("\n"))
     written = [path]
     for suffix, form in REPORTS:
         store.write_whole(path.with_suffix(suffix), render(document, form))
         written.append(path.with_suffix(suffix))
-    click.echo("written: " + ", ".join(map(str, written)))
+    return render(document, "console").rstrip("\n") + "\nwritten: " + ", ".join(map(str, written))
 
 
 def _prepare(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> tuple[Path, RunDocument]:
@@ -102,6 +102,7 @@ def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
     check_resumable(document, request, str(path))
     if document.ending.how == "complete":
         raise FlowbenchError(f"{path} is complete: nothing is missing; see it with: flowbench report {path}")
+    document = dataclasses.replace(document, protocol=resumed_protocol(document, request))
     return path, whole_rounds(document)
 
 

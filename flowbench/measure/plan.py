@@ -29,7 +29,7 @@ NO_REFERENCE = "none"
 
 @dataclass(frozen=True)
 class Request:
-    """What a user asks for; None or empty takes the preset's (or the machine's) value."""
+    """What a user asks for; None or empty takes the preset's (or the machine's) value, or the resumed document's."""
 
     preset: str | None = None
     engines: tuple[str, ...] = ()
@@ -56,7 +56,7 @@ class Request:
             ("batch sizes", set(self.batch_sizes), {cell.input_shape[0] for cell in document.cells}),
             ("input shapes", {self.image_shape} - {None}, {cell.input_shape[1:] for cell in document.cells}),
         ]
-        names = ("steps", "warmup", "pairs", "threads", "seed", "timeout_s", "wall_cap_s")
+        names = ("steps", "warmup", "pairs", "threads", "seed")
         pairs += [(name, getattr(self, name), getattr(protocol, name)) for name in names]
         return [f"{name} {theirs}, asked for {ours}" for name, ours, theirs in pairs if ours and ours != theirs]
 
@@ -113,10 +113,11 @@ def check_resumable(document: RunDocument, request: Request, source: str) -> Non
             for text in fingerprint.machine_differences(document.machine, fingerprint.read_machine())
         ),
     ]
-    if (document.git and document.git.commit) != (now and now.commit):
-        differences.append(f"commit: {document.git and document.git.commit} / {now and now.commit}")
-    if (document.git and document.git.dirty) != (now and now.dirty):
-        differences.append("the working tree was changed in one of the two sittings")
+    then = document.git
+    if (then and then.commit) != (now and now.commit):
+        differences.append(f"commit: {then and then.commit} / {now and now.commit}")
+    elif (then and then.changes) != (now and now.changes):
+        differences.append("the uncommitted changes of the working tree are others")
     versions = fingerprint.read_versions()
     differences += [
         f"version of {name}: {document.versions.get(name)} / {versions.get(name)}"
@@ -129,6 +130,15 @@ def check_resumable(document: RunDocument, request: Request, source: str) -> Non
         reason = load_engine(engine.name).unavailable()
         if reason is not None:
             raise FlowbenchError(f"{source} cannot be resumed here: engine {engine.name}: {reason}")
+
+
+def resumed_protocol(document: RunDocument, request: Request) -> Protocol:
+    """The document's protocol with the limits asked for anew: they change when a sitting ends, not what it measures."""
+    return dataclasses.replace(
+        document.protocol,
+        timeout_s=request.timeout_s or document.protocol.timeout_s,
+        wall_cap_s=request.wall_cap_s or document.protocol.wall_cap_s,
+    )
 
 
 def _with_request(preset: Preset, request: Request) -> Preset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -84,16 +85,36 @@ def read_versions() -> dict[str, str]:
 
 def read_git(directory: Path) -> Git | None:
     """The commit of the working tree around `directory`; None outside of one, or without git."""
-    commit = _git(directory, "rev-parse", "HEAD")
-    if commit is None:
+    root, commit = _git(directory, "rev-parse", "--show-toplevel"), _git(directory, "rev-parse", "HEAD")
+    if root is None or commit is None:
         return None
     branch = _git(directory, "rev-parse", "--abbrev-ref", "HEAD")
-    return Git(commit, None if branch in (None, "HEAD") else branch, bool(_git(directory, "status", "--porcelain")))
+    changes = _changes(Path(root))
+    return Git(commit, None if branch in (None, "HEAD") else branch, changes is not None, changes)
+
+
+def _changes(root: Path) -> str | None:
+    """A digest of how the working tree differs from its commit: the diff, and name, size and time of new files.
+
+    Reports are left out: a run writes them, and they change nothing that is measured.
+    """
+    where = ("--", ".", ":(exclude)reports")
+    if not _git(root, "status", "--porcelain", *where):
+        return None
+    digest = hashlib.sha256((_git(root, "diff", "HEAD", "--binary", *where) or "").encode())
+    for name in (_git(root, "ls-files", "--others", "--exclude-standard", "-z", *where) or "").split("\0"):
+        path = root / name
+        if name and path.exists():
+            status = path.stat()
+            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    return digest.hexdigest()[:16]
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(["git", "-C", directory, *arguments], capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            ["git", "-C", directory, *arguments], capture_output=True, text=True, errors="replace", timeout=30
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -47,11 +47,12 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Git:
-    """The commit of the working tree that was measured, and whether files differed from it."""
+    """The commit of the working tree that was measured; where files differ from it, a digest of the differences."""
 
     commit: Name
     branch: Name | None
     dirty: bool
+    changes: Name | None = None
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,12 @@ Starter = Callable[..., "subprocess.Popen[str]"]
 def start(site: Path, repository: Path, tmp_path: Path) -> Iterator[Starter]:
     """Starts `flowbench ARGUMENTS` in an empty folder; what still runs at the end of the test is killed."""
     started: list[subprocess.Popen[str]] = []
+    # No git: somebody may be editing this checkout while the tests run.
+    tools = tmp_path / "no-git"
+    tools.mkdir()
+    (tools / "git").write_text("#!/bin/sh\nexit 1\n")
+    (tools / "git").chmod(0o755)
+    search = f"{tools}{os.pathsep}{os.environ['PATH']}"
 
     def start_one(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         path = os.pathsep.join([str(site), str(repository)])
@@ -75,7 +81,7 @@ def start(site: Path, repository: Path, tmp_path: Path) -> Iterator[Starter]:
             stderr=subprocess.PIPE,
             text=True,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path, "NO_COLOR": "1", **environment},
+            env={**os.environ, "PATH": search, "PYTHONPATH": path, "NO_COLOR": "1", **environment},
         )
         started.append(process)
         return process

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -153,6 +156,29 @@ def test_parse_reads_standard_input(repository: Path) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["gpu_name"] == "A GPU"
     assert len(done.stderr.splitlines()) == 1  # 90 / 20 is not 9
+
+
+def test_a_reader_that_stops_reading_changes_no_exit_code(repository: Path) -> None:
+    command = f"{sys.executable} -m flowbench schema | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=repository)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_on_a_terminal_progress_is_one_live_line(site: Path, repository: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{repository}", "TERM": "xterm", "COLUMNS": "120"}
+    terminal, its_end = pty.openpty()
+    command = [sys.executable, "-m", "flowbench", "run", *SMALL, "--batch-size", "2", "--steps", "3", "--pairs", "2"]
+    process = subprocess.Popen(command, stdout=its_end, stderr=its_end, cwd=tmp_path, env=environment)
+    os.close(its_end)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal reads as an error
+        while chunk := os.read(terminal, 65536):
+            shown += chunk
+    os.close(terminal)
+    assert process.wait() == 0
+    assert b"\x1b[" in shown
+    assert b"[1/2] linear [2, 3, 4, 4] toy, pair 1 of 2" in shown
+    assert b"ms per step (median of 3)" in shown
 
 
 def test_help_loads_nothing_heavy(repository: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -10,14 +11,24 @@ import pytest
 
 from flowbench import sitting
 from flowbench.errors import FlowbenchError
-from flowbench.measure.plan import Request, check_resumable, plan_run
+from flowbench.measure.plan import Request, check_resumable, plan_run, resumed_protocol
 from flowbench.measure.processes import marked
 from flowbench.measure.session import Watcher, run_session, whole_rounds
-from flowbench.record import store
+from flowbench.record import machine, store
 from flowbench.record.document import read_document
+from flowbench.record.machine import read_git
 from flowbench.record.run import RunDocument, Sample
 
-pytestmark = pytest.mark.usefixtures("toys")
+ROOT = Path(__file__).resolve().parents[2]
+_changes = machine._changes
+
+pytestmark = pytest.mark.usefixtures("toys", "still_tree")
+
+
+@pytest.fixture
+def still_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody may be editing this checkout while the tests run."""
+    monkeypatch.setattr(machine, "_changes", lambda root: "digest" if root == ROOT else _changes(root))
 
 
 class Silent(Watcher):
@@ -199,6 +210,7 @@ def test_resuming_measures_what_is_missing_in_whole_rounds(tmp_path: Path) -> No
         ({"machine": {"cpu_model": "another one"}}, "machine's cpu_model: another one / "),
         ({"machine": {"memory_bytes": 1}}, "machine's memory_bytes: 1 / "),
         ({"git": {"commit": "0" * 40}}, f"commit: {'0' * 40} / "),
+        ({"git": {"changes": "another"}}, "the uncommitted changes of the working tree are others"),
         ({"versions": {"numpy": "0.1"}}, "version of numpy: 0.1 / "),
     ],
 )
@@ -219,6 +231,46 @@ def test_resuming_with_other_settings_is_refused_by_name() -> None:
     check_resumable(document, Request(steps=7, engines=("toy",)), "run.json")
     with pytest.raises(FlowbenchError, match="steps 7, asked for 8"):
         check_resumable(document, Request(steps=8), "run.json")
+
+
+def test_limits_may_change_when_resuming() -> None:
+    document = plan_run(Request(models=("linear",), engines=("toy",), reference="none", wall_cap_s=1), ("test",))
+    request = Request(wall_cap_s=60, timeout_s=5)
+    check_resumable(document, request, "run.json")
+    protocol = resumed_protocol(document, request)
+    assert (protocol.wall_cap_s, protocol.timeout_s) == (60, 5)
+    assert resumed_protocol(document, Request()) == document.protocol
+
+
+def test_changes_of_the_working_tree_are_told_apart(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True, capture_output=True)
+
+    def changes() -> str | None:
+        found = read_git(tmp_path / "inner")
+        assert found is not None
+        assert found.dirty == (found.changes is not None)
+        return found.changes
+
+    (tmp_path / "inner").mkdir()
+    assert read_git(tmp_path / "inner") is None
+    git("init")
+    (tmp_path / "inner" / "a").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "a")
+    seen = [changes()]
+    (tmp_path / "inner" / "a").write_text("2")
+    seen.append(changes())
+    (tmp_path / "b").write_text("1")
+    seen.append(changes())
+    (tmp_path / "b").write_text("22")
+    seen.append(changes())
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "run.json").write_text("{}")
+    assert seen[0] is None
+    assert len(set(seen)) == 4
+    assert changes() == seen[-1]
 
 
 def test_two_writers_of_one_document_are_kept_apart(tmp_path: Path) -> None:
