@@ -1,7 +1,7 @@
 """The commands people type: `nox -s bench`, `nox -s tests` and `nox -s lint`, over one environment that they share.
 
 torch is gigabytes, so every session uses `.nox/shared`: made once, and installed into again only when pyproject.toml
-changes. `nox --no-venv -s bench` uses the Python on the PATH as it is and installs nothing.
+changes. `nox --no-venv -s bench` uses an installed Python as it is, nox's own or the PATH's, and installs nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).resolve().parent
+PROJECT = ROOT / "pyproject.toml"
 SHARED = ROOT / ".nox" / "shared"
 STAMP = SHARED / "installed.json"
 OLDEST_PYTHON = (3, 11)
@@ -72,8 +74,7 @@ def lint(session: nox.Session) -> None:
 def environment(session: nox.Session, extras: Sequence[str], *, for_machine: bool = False) -> str:
     """The Python to run with, `extras` installed, and with `for_machine` what this machine's devices need."""
     if uses_own_python(sys.argv):
-        session.log("--no-venv: the Python on the PATH serves as it is, nothing is installed")
-        return shutil.which("python") or shutil.which("python3") or sys.executable
+        return installed_python(session)
     wanted = list(extras)
     if for_machine:
         picked, reason = machine_extras(sys.platform, platform.machine(), nvidia_driver())
@@ -90,6 +91,26 @@ def uses_own_python(arguments: Sequence[str]) -> bool:
     own = list(arguments[: arguments.index("--")] if "--" in arguments else arguments)
     chosen = [after for flag, after in pairwise(own) if flag in ("-fb", "--force-venv-backend")]
     return "--no-venv" in own or "--force-venv-backend=none" in own or "none" in chosen
+
+
+def installed_python(session: nox.Session) -> str:
+    """The first Python that has what flowbench needs at least: the one nox runs on, or one on the PATH."""
+    import tomllib  # not in a Python that is too old, which is to be told so
+
+    needed = [re.split(r"[^\w-]", line)[0] for line in tomllib.loads(PROJECT.read_text())["project"]["dependencies"]]
+    missing = f"None in map(importlib.util.find_spec, {needed!r}) or sys.version_info < {OLDEST_PYTHON}"
+    candidates = dict.fromkeys(filter(None, [sys.executable, shutil.which("python"), shutil.which("python3")]))
+    for python in candidates:
+        ask = [python, "-c", f"import importlib.util, sys; sys.exit({missing})"]
+        if subprocess.run(ask, check=False).returncode == 0:
+            session.log(f"--no-venv: {python} serves as it is, nothing is installed")
+            return python
+    oldest = ".".join(map(str, OLDEST_PYTHON))
+    return session.error(
+        f"--no-venv needs a Python {oldest} or newer with {', '.join(needed)}; none of {', '.join(candidates)} is one."
+        " Ways out: install them there (python -m pip install .), or leave --no-venv out:"
+        f" nox -s {session.name}"
+    )
 
 
 def nvidia_driver() -> str | None:
@@ -146,7 +167,7 @@ def create(session: nox.Session, python: Path) -> None:
 
 def install(session: nox.Session, python: Path, wanted: Sequence[str]) -> None:
     """Installs this checkout, editable, with the extras wanted and those already there; nothing where they all are."""
-    project = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    project = hashlib.sha256(PROJECT.read_bytes()).hexdigest()
     stamp = json.loads(STAMP.read_text()) if STAMP.exists() else {"project": None, "extras": []}
     extras = sorted({*wanted, *stamp["extras"]})
     if stamp == {"project": project, "extras": extras}:

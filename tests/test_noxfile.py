@@ -37,10 +37,11 @@ class Session:
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a pyproject.toml and an empty shared environment, which noxfile takes for its own."""
-    (tmp_path / "pyproject.toml").write_text("[project]\n")
+    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = ['numpy>=1.26', 'a_package_nobody_has']\n")
     shared = tmp_path / ".nox" / "shared"
     shared.mkdir(parents=True)
     monkeypatch.setattr(noxfile, "ROOT", tmp_path)
+    monkeypatch.setattr(noxfile, "PROJECT", tmp_path / "pyproject.toml")
     monkeypatch.setattr(noxfile, "SHARED", shared)
     monkeypatch.setattr(noxfile, "STAMP", shared / "installed.json")
     return tmp_path
@@ -89,8 +90,13 @@ def test_no_venv_is_read_from_nox_own_arguments(arguments: list[str], own: bool)
 def test_no_venv_installs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "bench"])
     session = Session()
-    assert Path(noxfile.environment(session, ["torch"], for_machine=True)).name.startswith("python")
+    assert noxfile.environment(session, ["torch"], for_machine=True) == sys.executable
     assert session.commands == []
+
+
+def test_no_venv_without_what_is_needed_names_the_way_out(checkout: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"numpy, a_package_nobody_has; none of .* is one. Ways out: .*nox -s bench"):
+        noxfile.installed_python(Session())
 
 
 def test_installs_once_and_again_when_pyproject_changes(checkout: Path) -> None:
