@@ -1,0 +1,104 @@
+"""Launches kernels cheaply: what does not change from call to call is prepared once, the rest written in place."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from framework.device import Device
+from framework.vm import cuda, scratch
+from framework.vm.array import Array
+
+THREADS = 256
+# Room for one counter per tile of channels; kernels leave each at 0.
+COUNTER_BYTES = 16 * 1024
+_MULTIPROCESSORS = 16  # cudaDevAttrMultiProcessorCount
+_LEAST_WORKSPACE_BYTES = 1024 * 1024
+# Marks in the list that tells the driver where the argument block is: its address, its size, the end.
+_ADDRESS, _SIZE, _END = 1, 2, 0
+
+# A launch from another thread must not overwrite an argument block before the driver has read it.
+_lock = threading.Lock()
+
+stream = cuda.stream_pointer
+
+
+def prepare(
+    function: int,
+    grid: tuple[int, int],
+    varying: str,
+    constants: str = "",
+    values: tuple[Any, ...] = (),
+    threads: int = THREADS,
+) -> Callable[..., None]:
+    """A callable `launch(stream, *arguments)` for one kernel and grid.
+
+    `varying` names the kernel's first parameters, which every call gives, as codes of the struct module, each eight
+    bytes wide: Q for an address, d and q for numbers. `constants` and `values` are those behind them.
+    """
+    from cupy.cuda import driver
+
+    head, tail = struct.Struct("@" + varying), struct.Struct("@" + constants)
+    if any(code not in "0123456789Qqd" for code in varying):
+        raise ValueError(f"what varies from call to call is eight bytes wide: Q, q or d; got {varying!r}")
+    arguments = ctypes.create_string_buffer(head.size + tail.size)
+    tail.pack_into(arguments, head.size, *values)
+    size = ctypes.c_size_t(head.size + tail.size)
+    block = (ctypes.c_void_p * 5)(_ADDRESS, ctypes.addressof(arguments), _SIZE, ctypes.addressof(size), _END)
+    where, launch_kernel, pack = ctypes.addressof(block), driver.launchKernel, head.pack_into
+    columns, rows = grid
+
+    def launch(stream: int, *given: Any, _kept: Any = (block, size)) -> None:
+        try:
+            with _lock:
+                pack(arguments, 0, *given)
+                launch_kernel(function, columns, rows, 1, threads, 1, 1, 0, stream, 0, where)
+        except driver.CUDADriverError as error:
+            raise cuda.translated(error, "launching a kernel") from error
+
+    return launch
+
+
+@cache
+def multiprocessors(device: Device) -> int:
+    """How many multiprocessors a device has."""
+    return int(cuda.api().deviceGetAttribute(_MULTIPROCESSORS, device.index))
+
+
+def blocks(device: Device, threads: int, *, per_multiprocessor: int = 8) -> int:
+    """The blocks for a kernel whose threads walk on in steps of the grid: enough for `threads`, no more than useful."""
+    return max(1, min(-(-threads // THREADS), per_multiprocessor * multiprocessors(device)))
+
+
+def address(array: Array | None) -> int:
+    """Where an array's first element lies; 0 for one that is left out."""
+    return 0 if array is None else array.ptr
+
+
+_workspaces: dict[tuple[Device, int], Array] = {}
+# Workspaces that were too small: other streams must not get their memory while this one may still use it.
+_outgrown: list[Array] = []
+
+
+def workspace(device: Device, on: int, nbytes: int = 0) -> int:
+    """The address of at least COUNTER_BYTES of counters, all 0 between kernels, followed by `nbytes` of working memory.
+
+    Each stream has its own, so that kernels of two streams do not meet in it; kernels of one come after each other.
+    """
+    held = _workspaces.get((device, on))
+    if held is None or held.storage.nbytes < COUNTER_BYTES + nbytes:
+        if held is not None:
+            _outgrown.append(held)
+        size = max(_LEAST_WORKSPACE_BYTES, 1 << (COUNTER_BYTES + nbytes - 1).bit_length())
+        held = _workspaces[device, on] = scratch(device, size)
+        cuda.api().memsetAsync(held.ptr, 0, COUNTER_BYTES, on)
+    return held.storage.ptr
+
+
+def workspaces(device: Device) -> list[tuple[int, int]]:
+    """The streams of a device that have a workspace, and the address of each."""
+    return [(on, room.storage.ptr) for (where, on), room in _workspaces.items() if where is device]

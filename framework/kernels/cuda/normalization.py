@@ -1,0 +1,260 @@
+"""Batch normalisation in CUDA C++, with the residual addition and the ReLU in the same passes.
+
+Images lie NHWC; other layouts are copied there and back. The mask holds one bit an element in the order of memory
+where something was added before the ReLU, and else each channel's mean, scale and bias, from which the ReLU's input
+is had again in backward. Which of the two it is shows in its size.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from framework.kernels.cuda import elementwise, launch, normalization_plans
+from framework.kernels.table import kernel
+from framework.vm import scratch
+from framework.vm.array import Array, channels_last_stride
+
+
+def batch_norm_mask_bytes(x: Array, *, has_residual: bool) -> int:
+    """Bytes of the mask that a forward kernel writes for backward; never the same with and without a residual."""
+    bits = (x.size + 7) // 8
+    if has_residual:
+        return bits
+    coefficients = 3 * x.shape[1] * normalization_plans.value_bytes(x.dtype)
+    return coefficients if coefficients != bits else coefficients + 1
+
+
+@kernel(outputs=6)
+def batch_norm_train(
+    y: Array,
+    mean: Array,
+    inv_std: Array,
+    mask: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    residual: Array | None,
+    *,
+    eps: float,
+    momentum: float,
+    relu: bool,
+) -> None:
+    """As the reference kernel of the same name."""
+    vectors = (mean, inv_std, running_mean, running_var, weight, bias)
+    if not _is_plain((y, x, residual), vectors):
+        dense = _Dense()
+        batch_norm_train(
+            dense.written(y), dense.written(mean), dense.written(inv_std), mask, dense.updated(running_mean),
+            dense.updated(running_var), dense.read(x), dense.read(weight), dense.read(bias), dense.read(residual),
+            eps=eps, momentum=momentum, relu=relu,
+        )  # fmt: skip
+        dense.give_back()
+        return
+    device = x.storage.device
+    run = normalization_plans.train(
+        device, x.shape, _types(x, mean, weight, bias, running_mean, running_var), relu, residual is not None,
+        mask is not None, _is_aligned(x, y, residual),
+    )  # fmt: skip
+    address = launch.address
+    run(
+        launch.stream(device), y.ptr, address(mask), address(running_mean), address(running_var), mean.ptr, inv_std.ptr,
+        x.ptr, address(residual), address(weight), address(bias), eps, momentum,
+    )  # fmt: skip
+
+
+@kernel(outputs=2)
+def batch_norm_eval(
+    y: Array,
+    mask: Array | None,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    residual: Array | None,
+    *,
+    eps: float,
+    relu: bool,
+) -> None:
+    """As the reference kernel of the same name."""
+    if not _is_plain((y, x, residual), (running_mean, running_var, weight, bias)):
+        dense = _Dense()
+        batch_norm_eval(
+            dense.written(y), mask, dense.read(x), dense.read(weight), dense.read(bias), dense.read(running_mean),
+            dense.read(running_var), dense.read(residual), eps=eps, relu=relu,
+        )  # fmt: skip
+        dense.give_back()
+        return
+    device = x.storage.device
+    run = normalization_plans.evaluate(
+        device, x.shape, _types(x, running_mean, weight, bias, running_mean, running_var), relu, residual is not None,
+        mask is not None, _is_aligned(x, y, residual),
+    )  # fmt: skip
+    address = launch.address
+    run(
+        launch.stream(device), y.ptr, address(mask), x.ptr, address(residual), address(weight), address(bias),
+        running_mean.ptr, running_var.ptr, eps,
+    )  # fmt: skip
+
+
+@kernel(outputs=4)
+def batch_norm_backward(
+    grad_x: Array | None,
+    grad_weight: Array | None,
+    grad_bias: Array | None,
+    grad_residual: Array | None,
+    grad_y: Array,
+    x: Array,
+    weight: Array | None,
+    mean: Array,
+    inv_std: Array,
+    mask: Array | None,
+    *,
+    relu: bool,
+) -> None:
+    """As the reference kernel of the same name."""
+    _differentiate(
+        grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, mean, inv_std, mask if relu else None, None
+    )
+
+
+@kernel(outputs=4)
+def batch_norm_eval_backward(
+    grad_x: Array | None,
+    grad_weight: Array | None,
+    grad_bias: Array | None,
+    grad_residual: Array | None,
+    grad_y: Array,
+    x: Array,
+    weight: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    mask: Array | None,
+    *,
+    eps: float,
+    relu: bool,
+) -> None:
+    """As the reference kernel of the same name."""
+    _differentiate(
+        grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, running_mean, running_var,
+        mask if relu else None, eps,
+    )  # fmt: skip
+
+
+def _differentiate(
+    grad_x: Array | None,
+    grad_weight: Array | None,
+    grad_bias: Array | None,
+    grad_residual: Array | None,
+    grad_y: Array,
+    x: Array,
+    weight: Array | None,
+    mean: Array,
+    spread: Array,
+    mask: Array | None,
+    eps: float | None,
+) -> None:
+    """`spread` is 1/√(variance + eps), or the variance where `eps` is given, outside training."""
+    if not _is_plain((grad_x, grad_residual, grad_y, x), (grad_weight, grad_bias, weight, mean, spread)):
+        dense = _Dense()
+        _differentiate(
+            dense.written(grad_x), dense.written(grad_weight), dense.written(grad_bias), dense.written(grad_residual),
+            dense.read(grad_y), dense.read(x), dense.read(weight), dense.read(mean), dense.read(spread), mask, eps,
+        )  # fmt: skip
+        dense.give_back()
+        return
+    kind = "open" if mask is None else "bits" if mask.size == (x.size + 7) // 8 else "recomputed"
+    if grad_residual is not None and mask is None:
+        elementwise.copy(grad_residual, grad_y)
+        grad_residual = None
+    device = x.storage.device
+    run = normalization_plans.backward(
+        device, x.shape, _types(x, mean, weight, grad_weight, grad_bias), kind, grad_x is not None,
+        grad_residual is not None, eps is not None, _is_aligned(grad_x, grad_residual, grad_y, x),
+    )  # fmt: skip
+    address = launch.address
+    run(
+        launch.stream(device), address(grad_x), address(grad_residual), address(grad_weight), address(grad_bias),
+        grad_y.ptr, x.ptr, address(weight), mean.ptr, spread.ptr, address(mask), -1.0 if eps is None else eps,
+    )  # fmt: skip
+
+
+# ---- operands
+
+
+def _types(x: Array, mean: Array, *parameters: Array | None) -> normalization_plans.Types:
+    parameter = mean.dtype
+    for array in parameters:
+        if array is not None:
+            parameter = array.dtype
+            break
+    for array in parameters:
+        if array is not None and array.dtype is not parameter:
+            raise TypeError(
+                f"batch_norm takes weight, bias, their gradients and running figures of one type; got {parameter.name} and"
+                f" {array.dtype.name}"
+            )
+    return normalization_plans.Types(x.dtype, parameter, mean.dtype)
+
+
+def _is_plain(images: tuple[Array | None, ...], vectors: tuple[Array | None, ...]) -> bool:
+    # Loops: this is on the way of every call, where generators would cost a microsecond.
+    for image in images:
+        if image is not None and not image.is_channels_last:
+            return False
+    for vector in vectors:  # noqa: SIM110
+        if vector is not None and vector.stride != (1,) and vector.shape[0] > 1:
+            return False
+    return True
+
+
+def _is_aligned(*images: Array | None) -> bool:
+    bits = 0
+    for image in images:
+        if image is not None:
+            bits |= image.ptr
+    return bits % 16 == 0
+
+
+class _Dense:
+    """Dense stand-ins for operands, and the way back for those that are written."""
+
+    def __init__(self) -> None:
+        self._back: list[tuple[Array, Array]] = []
+
+    def read(self, array: Array | None) -> Any:
+        """A copy; the array itself where it is dense."""
+        stand_in = self._stand_in(array)
+        if stand_in is not array:
+            elementwise.copy(stand_in, array)
+        return stand_in
+
+    def written(self, array: Array | None) -> Any:
+        """Room for what is to be written."""
+        stand_in = self._stand_in(array)
+        if stand_in is not array:
+            self._back.append((array, stand_in))
+        return stand_in
+
+    def updated(self, array: Array | None) -> Any:
+        """A copy that goes back."""
+        stand_in = self.written(array)
+        if stand_in is not array:
+            elementwise.copy(stand_in, array)
+        return stand_in
+
+    def give_back(self) -> None:
+        """Copies what was written to where it belongs."""
+        for array, stand_in in self._back:
+            elementwise.copy(array, stand_in)
+
+    @staticmethod
+    def _stand_in(array: Array | None) -> Any:
+        if array is None or (_is_plain((array,), ()) if array.ndim == 4 else _is_plain((), (array,))):
+            return array
+        room = scratch(array.storage.device, prod(array.shape) * array.dtype.itemsize)
+        stride = channels_last_stride(array.shape) if array.ndim == 4 else (1,)
+        return Array(room.storage, array.shape, stride, array.dtype)

@@ -1,0 +1,217 @@
+"""What batch normalisation launches for images of one shape and type: one kernel for small images, two for large ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import gcd
+from typing import NamedTuple
+
+from framework.device import Device
+from framework.dtype import DType
+from framework.kernels.cuda import compiler, launch
+from framework.kernels.cuda.geometry import Shape
+
+# Figures per channel that backward's first pass leaves for the second.
+_COEFFICIENTS = 4
+_MOST_PACKS = 2**30
+# One launch serves up to this many elements and rows: beyond, the two passes are faster.
+_SMALL_ELEMENTS = 1 << 22
+_SMALL_ROWS = 8192
+# As HELD in normalization_small.cu, and the blocks that share their memory there.
+_ROWS_HELD = 8
+_CLUSTER = 8
+
+Run = Callable[..., None]
+
+
+class Types(NamedTuple):
+    """The element types of the images, of weight, bias and running figures, and of mean and inv_std."""
+
+    storage: DType
+    parameter: DType
+    statistic: DType
+
+
+def value_bytes(dtype: DType) -> int:
+    """What the kernels compute in: float64 for float64, float32 for everything else."""
+    return 8 if dtype.itemsize == 8 else 4
+
+
+@lru_cache(maxsize=1024)
+def train(
+    device: Device,
+    shape: Shape,
+    types: Types,
+    relu: bool,
+    has_residual: bool,
+    has_mask: bool,
+    is_aligned: bool,
+) -> Run:
+    spread = _Spread(device, shape, types, is_aligned)
+    name = _apply_name(relu, has_residual, has_mask)
+    recomputes = has_mask and not has_residual
+    small = spread.small(device, name, "11Q2d", "")
+    if small is not None:
+
+        def run_small(on, y, mask, running_mean, running_var, mean, inv_std, x, residual, weight, bias, eps, momentum):
+            small(
+                on, y, mask, running_mean, running_var, mean, inv_std, mask if recomputes else 0, x, residual, weight,
+                bias, eps, momentum,
+            )  # fmt: skip
+
+        return run_small
+    statistics = spread.reduce(device, "statistics", "10Q2d", "")
+    apply = spread.apply(device, name, "5Q")
+    room, parts_bytes = spread.room, spread.parts_bytes
+
+    def run(on, y, mask, running_mean, running_var, mean, inv_std, x, residual, weight, bias, eps, momentum):
+        counters = launch.workspace(device, on, room)
+        parts = counters + launch.COUNTER_BYTES
+        coefficients = mask if recomputes else parts + parts_bytes
+        statistics(
+            on, x, weight, bias, running_mean, running_var, mean, inv_std, coefficients, parts, counters, eps, momentum
+        )
+        apply(on, y, mask, x, residual, coefficients)
+
+    return run
+
+
+@lru_cache(maxsize=1024)
+def evaluate(
+    device: Device,
+    shape: Shape,
+    types: Types,
+    relu: bool,
+    has_residual: bool,
+    has_mask: bool,
+    is_aligned: bool,
+) -> Run:
+    spread = _Spread(device, shape, types, is_aligned)
+    statistics = launch.prepare(
+        compiler.function(device, "normalization.cu", "given_statistics", **spread.definitions),
+        (max(1, -(-spread.channels // launch.THREADS)), 1), "5Qd", "i", (spread.channels,),
+    )  # fmt: skip
+    apply = spread.apply(device, _apply_name(relu, has_residual, has_mask), "5Q")
+    recomputes = has_mask and not has_residual
+    room = spread.room
+
+    def run(on, y, mask, x, residual, weight, bias, running_mean, running_var, eps):
+        coefficients = mask if recomputes else launch.workspace(device, on, room) + launch.COUNTER_BYTES
+        statistics(on, weight, bias, running_mean, running_var, coefficients, eps)
+        apply(on, y, mask, x, residual, coefficients)
+
+    return run
+
+
+@lru_cache(maxsize=1024)
+def backward(
+    device: Device,
+    shape: Shape,
+    types: Types,
+    kind: str,
+    wants_x: bool,
+    wants_residual: bool,
+    is_constant: bool,
+    is_aligned: bool,
+) -> Run:
+    spread = _Spread(device, shape, types, is_aligned)
+    name = f"{kind}_store" if wants_residual else kind
+    if wants_x and name != "recomputed_store":
+        small = spread.small(device, f"gradients_{name}", "10Qd", "i", int(is_constant))
+        if small is not None:
+            return small
+    sums = spread.reduce(device, f"sum_gradients_{name}", "12Qd", "i", int(is_constant))
+    # Where the masked gradient was stored, the second pass reads that.
+    apply = spread.apply(device, f"apply_gradients_{'open' if wants_residual else kind}", "5Q")
+    room, parts_bytes = spread.room, spread.parts_bytes
+
+    def run(on, grad_x, grad_residual, grad_weight, grad_bias, grad_y, x, weight, mean, inv_std, mask, eps):
+        counters = launch.workspace(device, on, room)
+        parts = counters + launch.COUNTER_BYTES
+        coefficients = parts + parts_bytes
+        sums(
+            on, grad_residual, grad_weight, grad_bias, coefficients, grad_y, x, weight, mean, inv_std, mask, parts,
+            counters, eps,
+        )  # fmt: skip
+        if grad_x:
+            apply(on, grad_x, grad_residual or grad_y, x, mask, coefficients)
+
+    return run
+
+
+def _apply_name(relu: bool, has_residual: bool, has_mask: bool) -> str:
+    bits = has_mask and has_residual
+    return "apply" + "_add" * has_residual + "_relu" * relu + "_bits" * bits
+
+
+class _Spread:
+    """How images [n, c, h, w] are spread over blocks and threads; names as in normalization.cu."""
+
+    def __init__(self, device: Device, shape: Shape, types: Types, is_aligned: bool) -> None:
+        self.rows = shape[0] * shape[2] * shape[3]
+        self.channels = shape[1]
+        pack = 16 // types.storage.itemsize
+        self.width = pack if is_aligned and self.channels % pack == 0 else 1
+        self.packs = self.channels // self.width
+        self.total = self.rows * self.packs
+        if self.total > _MOST_PACKS:
+            raise ValueError(
+                f"batch_norm of shape {list(shape)} has too many elements for one CUDA kernel call, which takes"
+                f" {_MOST_PACKS * self.width} of this type; split the batch"
+            )
+        lanes = min(32, 64 // self.width)
+        depth = launch.THREADS // lanes
+        self.tile = lanes * self.width
+        self.columns = -(-self.packs // lanes)
+        # Enough blocks to fill the device, but each with some rows for every thread.
+        processors = launch.multiprocessors(device)
+        chunks = max(1, min(4 * processors // self.columns, -(-self.rows // (16 * depth))))
+        self.rows_per_block = max(depth, -(-self.rows // chunks // depth) * depth)
+        self.chunks = max(1, -(-self.rows // self.rows_per_block))
+        # The second pass walks in steps of its grid, which must be a whole number of rows.
+        unit = self.packs // gcd(self.packs, launch.THREADS)
+        self.blocks = -(-launch.blocks(device, self.total) // unit) * unit
+        self.parts_bytes = self.chunks * self.columns * self.tile * 16
+        self.room = self.parts_bytes + _COEFFICIENTS * self.channels * value_bytes(types.storage)
+        self.definitions = {
+            "STORAGE": compiler.cxx(types.storage),
+            "PARAMETER": compiler.cxx(types.parameter),
+            "STATISTIC": compiler.cxx(types.statistic),
+            "WIDTH": self.width,
+        }
+
+    def reduce(self, device: Device, name: str, varying: str, constants: str, *values: int) -> Run:
+        """A kernel of the first pass."""
+        return launch.prepare(
+            compiler.function(device, "normalization.cu", name, **self.definitions), (self.chunks, self.columns),
+            varying, "3i" + constants, (self.rows, self.channels, self.rows_per_block, *values),
+        )  # fmt: skip
+
+    def apply(self, device: Device, name: str, varying: str) -> Run:
+        """A kernel of the second pass."""
+        if self.total == 0:
+            return lambda *_: None
+        return launch.prepare(
+            compiler.function(device, "normalization.cu", name, **self.definitions), (self.blocks, 1),
+            varying, "2i", (self.total, self.channels),
+        )  # fmt: skip
+
+    def small(self, device: Device, name: str, varying: str, constants: str, *values: int) -> Run | None:
+        """A kernel that does it in one launch; None where it does not pay or does not fit."""
+        if self.width == 1 or not 0 < self.rows <= _SMALL_ROWS or self.rows * self.channels > _SMALL_ELEMENTS:
+            return None
+        has_clusters = compiler.capability(device) >= (9, 0)
+        for tile, cluster in ((16, 1), (16, _CLUSTER), (8, _CLUSTER)):
+            depth = launch.THREADS // max(1, tile // self.width)
+            fits = self.rows <= _ROWS_HELD * depth * cluster and self.channels % tile == 0 and tile >= self.width
+            if fits and (cluster == 1 or has_clusters):
+                function = compiler.function(
+                    device, "normalization_small.cu", name, **self.definitions, TILE=tile, CLUSTER=cluster
+                )
+                rows_per_block = -(-self.rows // cluster)
+                return launch.prepare(
+                    function, (cluster, self.channels // tile), varying, "3i" + constants,
+                    (self.rows, self.channels, rows_per_block, *values),
+                )  # fmt: skip
+        return None

@@ -1,0 +1,210 @@
+// Batch normalisation of small images in one launch each way: a cluster of CLUSTER blocks holds TILE channels of all
+// rows in registers, and its blocks read each other's sums from shared memory. Types as in normalization.cu; WIDTH
+// elements are moved at once, and `channels` is a multiple of TILE.
+#include "common.cuh"
+
+using Value = Real<STORAGE>;
+typedef Pack<STORAGE, WIDTH> Elements;
+
+#include "normalization.cuh"
+
+constexpr int LANES = TILE / WIDTH;
+constexpr int ROWS = THREADS / LANES;
+constexpr int HELD = 8;  // rows that a thread keeps
+
+#if CLUSTER > 1
+#define CLUSTER_KERNEL extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS)
+
+// The forms of the barrier that do not ask a warp's threads to come together.
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+
+__device__ __forceinline__ double load_from_block(const double* shared, int rank) {
+    const uint32 own = static_cast<uint32>(__cvta_generic_to_shared(shared));
+    uint32 theirs;
+    double value;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(theirs) : "r"(own), "r"(rank));
+    asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(value) : "r"(theirs) : "memory");
+    return value;
+}
+#else
+#define CLUSTER_KERNEL KERNEL
+__device__ __forceinline__ void cluster_arrive() {}
+__device__ __forceinline__ void cluster_wait() {}
+__device__ __forceinline__ double load_from_block(const double* shared, int) { return *shared; }
+#endif
+
+// The sums over all rows of the cluster's channels. The caller waits for the cluster before it returns, since other
+// blocks may still read from this one.
+__device__ __forceinline__ void cluster_sums(double (&sums)[2][WIDTH], double (&totals)[2][TILE]) {
+    __shared__ double of_warp[WARPS][2][TILE], of_block[2][TILE];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int which = 0; which < 2; which++) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+#pragma unroll
+            for (int step = LANES; step < 32; step *= 2)
+                sums[which][i] += __shfl_xor_sync(ALL_LANES, sums[which][i], step);
+            if (lane < LANES) of_warp[warp][which][lane * WIDTH + i] = sums[which][i];
+        }
+    }
+    __syncthreads();
+    const int which = threadIdx.x / TILE, channel = threadIdx.x % TILE;
+    if (which < 2) {
+        double total = of_warp[0][which][channel];
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) total += of_warp[w][which][channel];
+        of_block[which][channel] = total;
+    }
+    __syncthreads();
+    cluster_arrive();
+    cluster_wait();
+    if (which < 2) {
+        double part[CLUSTER];
+#pragma unroll
+        for (int rank = 0; rank < CLUSTER; rank++) part[rank] = load_from_block(&of_block[which][channel], rank);
+        double total = part[0];
+#pragma unroll
+        for (int rank = 1; rank < CLUSTER; rank++) total += part[rank];
+        totals[which][channel] = total;
+    }
+    __syncthreads();
+    cluster_arrive();
+}
+
+// The rows and the pack of channels that a thread holds; row number k of them is `row + k * ROWS`.
+struct Hold {
+    int row, stop, packs, pack;
+
+    __device__ __forceinline__ Hold(int rows, int channels, int rows_per_block) {
+        row = blockIdx.x * rows_per_block + threadIdx.x / LANES;
+        stop = min(rows, static_cast<int>(blockIdx.x + 1) * rows_per_block);
+        packs = channels / WIDTH;
+        pack = blockIdx.y * LANES + threadIdx.x % LANES;
+    }
+    __device__ __forceinline__ bool has(int k) const { return row + k * ROWS < stop; }
+    __device__ __forceinline__ int at(int k) const { return (row + k * ROWS) * packs + pack; }
+};
+
+template <bool RELU, bool RESIDUAL, bool BITS>
+__device__ __forceinline__ void normalise(
+    STORAGE* y, uint8* bits, PARAMETER* running_mean, PARAMETER* running_var, STATISTIC* mean, STATISTIC* inv_std,
+    Value* coefficients, const STORAGE* x, const STORAGE* residual, const PARAMETER* weight, const PARAMETER* bias,
+    double eps, double momentum, int rows, int channels, int rows_per_block) {
+    __shared__ double totals[2][TILE];
+    __shared__ Value shared[3 * TILE];
+    const Hold hold(rows, channels, rows_per_block);
+    Elements taken[HELD], added[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        if (hold.has(k)) {
+            taken[k] = load_pack<STORAGE, WIDTH>(x, hold.at(k));
+            if (RESIDUAL) added[k] = load_pack<STORAGE, WIDTH>(residual, hold.at(k));
+        }
+    }
+    double sums[2][WIDTH] = {};
+    if (hold.has(0)) {
+        ShiftedSums own(taken[0]);
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            if (hold.has(k)) own.add(taken[k]);
+        own.about(load_pack<STORAGE, WIDTH>(x, hold.pack), sums);
+    }
+    cluster_sums(sums, totals);
+    if (threadIdx.x < TILE) {
+        const int channel = blockIdx.y * TILE + threadIdx.x;
+        const Moments moments(get(x[channel]), totals[0][threadIdx.x], totals[1][threadIdx.x], rows, eps);
+        const Channel made = moments.channel(weight, bias, channel);
+        made.store(shared, TILE, threadIdx.x);
+        if (blockIdx.x == 0) {
+            store_statistics(moments, channel, rows, momentum, running_mean, running_var, mean, inv_std);
+            if (coefficients) made.store(coefficients, channels, channel);
+        }
+    }
+    __syncthreads();
+    const Channels own(shared, TILE, threadIdx.x % LANES * WIDTH);
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        const bool valid = hold.has(k);
+        const Elements result = own.normalise<RELU, RESIDUAL>(taken[k], added[k]);
+        if (BITS) store_bits(bits, hold.at(k), valid ? positive_bits(result) : 0, valid);
+        if (valid) store_pack<STORAGE, WIDTH>(y, hold.at(k), result);
+    }
+    cluster_wait();
+}
+
+#define NORMALISE(NAME, RELU, RESIDUAL, BITS)                                                                        \
+    CLUSTER_KERNEL NAME(STORAGE* y, uint8* bits, PARAMETER* running_mean, PARAMETER* running_var, STATISTIC* mean,   \
+                        STATISTIC* inv_std, Value* coefficients, const STORAGE* x, const STORAGE* residual,          \
+                        const PARAMETER* weight, const PARAMETER* bias, double eps, double momentum, int rows,       \
+                        int channels, int rows_per_block) {                                                          \
+        normalise<RELU, RESIDUAL, BITS>(y, bits, running_mean, running_var, mean, inv_std, coefficients, x, residual, \
+                                        weight, bias, eps, momentum, rows, channels, rows_per_block);                \
+    }
+
+NORMALISE(apply, false, false, false)
+NORMALISE(apply_relu, true, false, false)
+NORMALISE(apply_add, false, true, false)
+NORMALISE(apply_add_relu, true, true, false)
+NORMALISE(apply_add_relu_bits, true, true, true)
+
+template <Mask MASK, bool STORE>
+__device__ __forceinline__ void differentiate(
+    STORAGE* grad_x, STORAGE* gradient_out, PARAMETER* grad_weight, PARAMETER* grad_bias, const STORAGE* grad_y,
+    const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean, const STATISTIC* inv_std, const uint8* mask,
+    double eps, int rows, int channels, int rows_per_block, int constant) {
+    __shared__ double totals[2][TILE];
+    __shared__ Value shared[4 * TILE];
+    const Hold hold(rows, channels, rows_per_block);
+    Elements inputs[HELD], gradients[HELD];
+    const ReluMask<MASK> relu(mask, channels, hold.pack * WIDTH);
+    uint32 bits[HELD];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        if (hold.has(k)) {
+            inputs[k] = load_pack<STORAGE, WIDTH>(x, hold.at(k));
+            gradients[k] = load_pack<STORAGE, WIDTH>(grad_y, hold.at(k));
+            bits[k] = relu.load(hold.at(k));
+        }
+    }
+    GradientSums own(mean, hold.pack * WIDTH);
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        if (hold.has(k)) {
+            gradients[k] = relu.apply(gradients[k], inputs[k], bits[k]);
+            if (STORE) store_pack<STORAGE, WIDTH>(gradient_out, hold.at(k), gradients[k]);
+            own.add(gradients[k], inputs[k]);
+        }
+    }
+    double sums[2][WIDTH];
+    own.widen(sums);
+    cluster_sums(sums, totals);
+    if (threadIdx.x < TILE) {
+        const int channel = blockIdx.y * TILE + threadIdx.x;
+        const Slopes slopes(weight, mean, inv_std, channel, eps, totals[0][threadIdx.x], totals[1][threadIdx.x], rows,
+                            constant);
+        slopes.store(shared, TILE, threadIdx.x);
+        if (blockIdx.x == 0) slopes.store_parameters(grad_weight, grad_bias, channel);
+    }
+    __syncthreads();
+    const SlopesOfPack slopes(shared, TILE, threadIdx.x % LANES * WIDTH);
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (hold.has(k)) store_pack<STORAGE, WIDTH>(grad_x, hold.at(k), slopes.apply(gradients[k], inputs[k]));
+    cluster_wait();
+}
+
+#define DIFFERENTIATE(NAME, MASK, STORE)                                                                           \
+    CLUSTER_KERNEL NAME(STORAGE* grad_x, STORAGE* gradient_out, PARAMETER* grad_weight, PARAMETER* grad_bias,      \
+                        const STORAGE* grad_y, const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean,   \
+                        const STATISTIC* inv_std, const uint8* mask, double eps, int rows, int channels,           \
+                        int rows_per_block, int constant) {                                                        \
+        differentiate<MASK, STORE>(grad_x, gradient_out, grad_weight, grad_bias, grad_y, x, weight, mean, inv_std, \
+                                   mask, eps, rows, channels, rows_per_block, constant);                           \
+    }
+
+DIFFERENTIATE(gradients_open, Mask::NONE, false)
+DIFFERENTIATE(gradients_recomputed, Mask::RECOMPUTED, false)
+DIFFERENTIATE(gradients_bits, Mask::BITS, false)
+DIFFERENTIATE(gradients_bits_store, Mask::BITS, true)

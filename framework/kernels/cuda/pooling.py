@@ -1,0 +1,98 @@
+"""Pooling in CUDA C++: maxima with the place of each saved, and means over whole images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from math import prod
+
+from framework.device import Device
+from framework.dtype import DType
+from framework.kernels.cuda import compiler, elementwise, launch, reduction
+from framework.kernels.cuda.geometry import Shape
+from framework.kernels.reference.pooling import max_pool2d_indices
+from framework.kernels.table import kernel as declare
+from framework.vm.array import Array
+
+__all__ = [
+    "global_avg_pool2d", "global_avg_pool2d_backward", "max_pool2d", "max_pool2d_backward", "max_pool2d_indices",
+]  # fmt: skip
+
+Pair = tuple[int, int]
+
+
+@declare(outputs=2)
+def max_pool2d(y: Array, indices: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> None:
+    """As the reference kernel of the same name."""
+    device = x.storage.device
+    run = _plan(device, "max_pool", x.dtype, x.shape, y.shape, x.stride, y.stride, indices.stride, kernel, stride,
+                padding, _is_aligned(x, y, indices))  # fmt: skip
+    if run is not None:
+        run(launch.stream(device), y.ptr, indices.ptr, x.ptr)
+
+
+@declare(outputs=1)
+def max_pool2d_backward(
+    grad_x: Array, grad_y: Array, indices: Array, *, kernel: Pair, stride: Pair, padding: Pair
+) -> None:
+    """As the reference kernel of the same name."""
+    device = grad_x.storage.device
+    run = _plan(device, "max_pool_backward", grad_x.dtype, grad_x.shape, grad_y.shape, grad_x.stride, grad_y.stride,
+                indices.stride, kernel, stride, padding, _is_aligned(grad_x, grad_y, indices))  # fmt: skip
+    if run is not None:
+        run(launch.stream(device), grad_x.ptr, grad_y.ptr, indices.ptr)
+
+
+@declare(outputs=1)
+def global_avg_pool2d(y: Array, x: Array) -> None:
+    """As the reference kernel of the same name."""
+    reduction.mean(y, x, axes=(2, 3), keepdims=True)
+
+
+@declare(outputs=1)
+def global_avg_pool2d_backward(grad_x: Array, grad_y: Array) -> None:
+    """As the reference kernel of the same name."""
+    elementwise.divide(grad_x, grad_y, grad_x.shape[2] * grad_x.shape[3])
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    device: Device,
+    name: str,
+    dtype: DType,
+    x_shape: Shape,
+    y_shape: Shape,
+    x_stride: Shape,
+    y_stride: Shape,
+    indices_stride: Shape,
+    kernel: Pair,
+    stride: Pair,
+    padding: Pair,
+    is_aligned: bool,
+) -> Callable[[int, int, int, int], None] | None:
+    """`x` stands for the side of the images, `y` for that of the windows, in both directions."""
+    images, channels, height, width = x_shape
+    strides = (x_stride, y_stride, indices_stride)
+    pack = 16 // dtype.itemsize
+    is_packed = is_aligned and all(s[1] == 1 and all(step % pack == 0 for step in (s[0], *s[2:])) for s in strides)
+    elements = pack if is_packed and channels % pack == 0 else 1
+    packs = channels // elements
+    count = images * packs * prod(y_shape[2:] if name == "max_pool" else x_shape[2:])
+    if count == 0:
+        return None
+    steps = [step for s in strides for step in (s[0], s[1] * elements, *s[2:])]
+    fastest = int(x_stride[1] <= x_stride[3])
+    return launch.prepare(
+        compiler.function(device, "pooling.cu", name, TYPE=compiler.cxx(dtype), WIDTH=elements),
+        (launch.blocks(device, count, per_multiprocessor=32), 1),
+        "3Q",
+        "25q2q",
+        (count, images, packs, height, width, *y_shape[2:], *kernel, *stride, *padding, *steps, fastest, 0),
+    )
+
+
+def _is_aligned(*arrays: Array) -> bool:
+    bits = 0
+    for array in arrays:
+        bits |= array.ptr
+    return bits % 16 == 0
