@@ -48,17 +48,32 @@ class Request:
     def conflicts(self, document: RunDocument) -> list[str]:
         """What was asked for and differs from `document`'s settings, each in words."""
         protocol = document.protocol
+        reference = document.reference or NO_REFERENCE
+        cells = document.cells
+        engines = {*self.engines, *([document.reference] if document.reference else [])} if self.engines else None
         pairs = [
             ("preset", self.preset, document.preset),
-            ("reference", self.reference, document.reference or NO_REFERENCE),
-            ("engines", set(self.engines), {engine.name for engine in document.engines}),
-            ("models", set(self.models), {cell.model for cell in document.cells}),
-            ("batch sizes", set(self.batch_sizes), {cell.input_shape[0] for cell in document.cells}),
-            ("input shapes", {self.image_shape} - {None}, {cell.input_shape[1:] for cell in document.cells}),
+            ("reference", self.reference, reference),
+            ("engines", engines, {engine.name for engine in document.engines}),
+            ("models", set(self.models) or None, {cell.model for cell in cells}),
+            ("batch sizes", set(self.batch_sizes) or None, {cell.input_shape[0] for cell in cells}),
+            (
+                "input shapes",
+                {self.image_shape} if self.image_shape else None,
+                {cell.input_shape[1:] for cell in cells},
+            ),
         ]
         names = ("steps", "warmup", "pairs", "threads", "seed")
         pairs += [(name, getattr(self, name), getattr(protocol, name)) for name in names]
-        return [f"{name} {theirs}, asked for {ours}" for name, ours, theirs in pairs if ours and ours != theirs]
+        return [
+            f"{name} {_words(theirs)}, asked for {_words(ours)}"
+            for name, ours, theirs in pairs
+            if ours not in (None, theirs)
+        ]
+
+
+def _words(value: object) -> str:
+    return ", ".join(sorted(map(str, value))) if isinstance(value, set) else str(value)
 
 
 def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
@@ -84,7 +99,7 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
         run_id=new_run_id(created),
         created=created.isoformat(timespec="seconds"),
         flowbench_version=flowbench.__version__,
-        command=tuple(command),
+        command=tuple(word.encode(errors="replace").decode() for word in command),
         preset=name,
         reference=preset.reference if preset.reference in engines else None,
         engines=tuple(

@@ -85,12 +85,14 @@ class _Session:
         turns = plan_turns(self.document.cells, self.document.protocol.pairs)
         done = {(sample.cell, sample.pair) for sample in self.document.samples}
         missing = [turn for turn in turns if (turn.cell.key, turn.pair) not in done]
+        round_of = None
         for index, turn in enumerate(missing):
             if turn.cell.key in _given_up(self.document.samples):
                 continue
-            if turn.position == 0 and self._over_wall_cap():
+            if round_of != (turn.cell.case, turn.pair) and self._over_wall_cap():
                 self.finish("wall_cap", f"the cap of {self.document.protocol.wall_cap_s:g} s was reached")
                 return
+            round_of = (turn.cell.case, turn.pair)
             self._watcher.turn(turn, index + 1, len(missing), self._left_s(missing[index:]))
             self._measure(turn)
         self.finish("complete", None)

@@ -95,7 +95,7 @@ class Rank:
     def _build(self, job: Job, engine: Engine, meter: ResidentMeter) -> tuple[Training, int]:
         """The training, and what was resident just before its weights were made."""
         importlib.import_module(engine.library)
-        self.tell(library_version=engine.version())
+        self.tell(library_version=str(engine.version())[:200])
         self._enter("data")
         cell = job.cell
         batches = make_batches(cell.input_shape, job.seed, job.rank)
@@ -127,7 +127,7 @@ class Rank:
 
 
 def _describe(error: BaseException) -> str:
-    text = str(error).strip().replace("\n", " ")
+    text = " ".join(str(error).split()).encode(errors="replace").decode()
     return f"{type(error).__name__}: {text[:2000]}" if text else type(error).__name__
 
 

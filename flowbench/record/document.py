@@ -55,8 +55,10 @@ def read_document(path: str | Path) -> RunDocument:
 
 
 def document_text(document: RunDocument) -> str:
-    """The document as JSON, one cell, sample or finding a line; raises ValueError for a NaN or an infinity."""
-    tree = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **encode(document)}
+    """The document as JSON, one cell, sample or finding a line; raises ValueError for what would not read back."""
+    tree = encode(document)
+    decode(RunDocument, tree)
+    tree = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **tree}
     return "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in tree.items()) + "\n}\n"
 
 

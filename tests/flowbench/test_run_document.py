@@ -107,8 +107,15 @@ def test_no_number_that_is_not_finite_is_written(field: str, value: float) -> No
     document = make()
     bad = replace(document.samples[0].ranks[0], **{field: (value, 1.0)})
     sample = replace(document.samples[0], ranks=(bad, document.samples[0].ranks[1]))
-    with pytest.raises(ValueError, match="JSON compliant"):
+    with pytest.raises(ValueError, match="expected a finite number"):
         document_text(replace(document, samples=(sample, *document.samples[1:])))
+
+
+def test_nothing_is_written_that_would_not_read_back() -> None:
+    with pytest.raises(
+        ValueError, match=r"at \$.engines\[0\].display_name: given 300 characters, expected at most 200"
+    ):
+        document_text(replace(make(), engines=(Engine("one", "O" * 300, "numpy", None), make().engines[1])))
 
 
 @pytest.mark.parametrize(

@@ -229,8 +229,16 @@ def test_resuming_elsewhere_is_refused_by_name(change: dict, named: str, tmp_pat
 def test_resuming_with_other_settings_is_refused_by_name() -> None:
     document = plan_run(Request(models=("linear",), engines=("toy",), reference="none", steps=7), ("test",))
     check_resumable(document, Request(steps=7, engines=("toy",)), "run.json")
-    with pytest.raises(FlowbenchError, match="steps 7, asked for 8"):
-        check_resumable(document, Request(steps=8), "run.json")
+    for request, said in [
+        (Request(steps=8), "steps 7, asked for 8"),
+        (Request(warmup=0), "warmup 1, asked for 0"),
+        (Request(engines=("toy-talks", "toy")), "engines toy, asked for toy, toy-talks"),
+        (Request(reference="toy"), "reference none, asked for toy"),
+        (Request(image_shape=(1, 2, 3)), "input shapes (3, 224, 224), asked for (1, 2, 3)"),
+    ]:
+        with pytest.raises(FlowbenchError) as caught:
+            check_resumable(document, request, "run.json")
+        assert f": {said};" in str(caught.value)
 
 
 def test_limits_may_change_when_resuming() -> None:
