@@ -39,7 +39,7 @@ def conv2d(
     groups: int,
 ) -> None:
     """y = x convolved with weight, plus bias."""
-    _run(plans.FORWARD, x, weight, y, Geometry(stride, padding, dilation, groups))
+    _run(plans.FORWARD, x, weight, y, stride, padding, dilation, groups)
     if bias is not None:
         elementwise.add(y, y, bias.view((1, bias.shape[0], 1, 1), (0, bias.stride[0], 0, 0)))
 
@@ -56,7 +56,7 @@ def conv2d_backward_input(
     groups: int,
 ) -> None:
     """grad_x: the gradient of conv2d's input, its transpose applied to grad_y."""
-    _run(plans.BACKWARD_INPUT, grad_x, weight, grad_y, Geometry(stride, padding, dilation, groups))
+    _run(plans.BACKWARD_INPUT, grad_x, weight, grad_y, stride, padding, dilation, groups)
 
 
 @kernel(outputs=2)
@@ -72,7 +72,7 @@ def conv2d_backward_weight(
     groups: int,
 ) -> None:
     """Gradients of conv2d's weight and bias."""
-    _run(plans.BACKWARD_WEIGHT, x, grad_weight, grad_y, Geometry(stride, padding, dilation, groups))
+    _run(plans.BACKWARD_WEIGHT, x, grad_weight, grad_y, stride, padding, dilation, groups)
     if grad_bias is not None:
         reduction.sum(grad_bias, grad_y, axes=(0, 2, 3), keepdims=False)
 
@@ -82,19 +82,22 @@ _direct: dict[tuple, cudnn.Plan] = {}
 _choices: dict[tuple, plans.Choice] = {}
 
 
-def _run(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> None:
+def _run(
+    kind: str, x: Array, weight: Array, y: Array, stride: Pair, padding: Pair, dilation: Pair, groups: int
+) -> None:
     """Runs a convolution of one kind; which of the operands is the output depends on it."""
     settings = backends.cudnn
     key = (
-        kind, x.shape, x.stride, weight.shape, weight.stride, y.shape, y.stride, geometry, x.dtype, x.storage.device,
-        settings.allow_tf32, settings.workspace_bytes, settings.timed_plans, backends.deterministic,
+        kind, x.shape, x.stride, weight.shape, weight.stride, y.shape, y.stride, stride, padding, dilation, groups,
+        x.dtype, x.storage.device, settings.allow_tf32, settings.workspace_bytes, settings.timed_plans,
+        backends.deterministic,
     )  # fmt: skip
     plan = _direct.get(key)
     at_x, at_weight, at_y = x.ptr, weight.ptr, y.ptr
     if plan is not None and not (at_x | at_weight | at_y) & 15:
         plan.run(at_x, at_weight, at_y)
     else:
-        _run_slowly(kind, x, weight, y, geometry, key)
+        _run_slowly(kind, x, weight, y, Geometry(stride, padding, dilation, groups), key)
 
 
 def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry, key: tuple) -> None:
@@ -107,15 +110,18 @@ def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry
     if kind != plans.BACKWARD_INPUT and space_to_depth.applies(x, weight, geometry):
         _run_folded(kind, x, weight, y, geometry)
         return
-    operands = [array if _fits(array) else _nhwc_copy(array, filled=array is not output) for array in (x, weight, y)]
-    choice = _run_dense(kind, *operands, geometry)
-    fitting = True
-    for array, used in zip((x, weight, y), operands, strict=True):
-        if used is not array:
-            fitting = False
-            if array is output:
-                elementwise.copy(array, used)
-    if fitting and choice.pieces == 1:
+    given = (x, weight, y)
+    used_x, used_weight, used_y = (
+        array if _fits(array) else _nhwc_copy(array, filled=array is not output) for array in given
+    )
+    choice = _run_dense(kind, used_x, used_weight, used_y, geometry)
+    copied = [
+        (array, used) for array, used in zip(given, (used_x, used_weight, used_y), strict=True) if used is not array
+    ]
+    for array, used in copied:
+        if array is output:
+            elementwise.copy(array, used)
+    if not copied and choice.pieces == 1:
         _direct[key] = choice.plan
 
 
@@ -124,10 +130,10 @@ def _run_folded(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry
     fold = space_to_depth.Fold.of(x.shape, weight.shape, y.shape, geometry, x.dtype)
     images = fold.images(x)
     if kind == plans.FORWARD:
-        _run(kind, images, fold.weights(weight), y, Geometry(*fold.geometry))
+        _run(kind, images, fold.weights(weight), y, *fold.geometry)
     else:
         weights = fold.empty_weights(weight.storage.device)
-        _run(kind, images, weights, y, Geometry(*fold.geometry))
+        _run(kind, images, weights, y, *fold.geometry)
         fold.unfold_weights(weight, weights)
 
 

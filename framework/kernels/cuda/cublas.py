@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache, cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 from framework.device import Device

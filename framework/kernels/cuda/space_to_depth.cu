@@ -9,20 +9,34 @@ struct Fold {
     int64 top, left;                        // how far the unfolded array lies inside the first cell
 };
 
-// One thread for each element of the folded array, in its order in memory.
+constexpr int WIDTH = 16 / sizeof(TYPE);
+
+// One thread for each 16 bytes of the folded array, whose depth is a multiple of that.
 KERNEL fold(TYPE* out, const TYPE* in, const __grid_constant__ Fold shape) {
-    const int64 count = shape.images * shape.rows * shape.columns * shape.depth;
+    const int64 packs = shape.images * shape.rows * shape.columns * (shape.depth / WIDTH);
     const int64 step = static_cast<int64>(gridDim.x) * THREADS;
-    for (int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += step) {
+    const int channels = static_cast<int>(shape.channels);
+    for (int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; i < packs; i += step) {
         int64 rest = i;
-        int64 pixel = split(rest, shape.depth);
-        const int64 c = split(pixel, shape.channels);
-        const int64 w = 2 * split(rest, shape.columns) + pixel % 2 - shape.left;
-        const int64 h = 2 * split(rest, shape.rows) + pixel / 2 - shape.top;
-        const bool inside = pixel < 4 && h >= 0 && h < shape.height && w >= 0 && w < shape.width;
-        out[i] = inside
-            ? in[rest * shape.stride[0] + c * shape.stride[1] + h * shape.stride[2] + w * shape.stride[3]]
-            : put<TYPE>(Real<TYPE>(0));
+        const int first = static_cast<int>(split(rest, shape.depth / WIDTH)) * WIDTH;
+        const int64 w = 2 * split(rest, shape.columns) - shape.left;
+        const int64 h = 2 * split(rest, shape.rows) - shape.top;
+        const TYPE* image = in + rest * shape.stride[0] + h * shape.stride[2] + w * shape.stride[3];
+        int pixel = first / channels, c = first % channels;
+        Pack<TYPE, WIDTH> cell;
+#pragma unroll
+        for (int k = 0; k < WIDTH; k++) {
+            const int down = pixel / 2, right = pixel % 2;
+            const bool inside = pixel < 4 && h + down >= 0 && h + down < shape.height && w + right >= 0 &&
+                                w + right < shape.width;
+            cell.at[k] = inside ? image[c * shape.stride[1] + down * shape.stride[2] + right * shape.stride[3]]
+                                : put<TYPE>(Real<TYPE>(0));
+            if (++c == channels) {
+                c = 0;
+                pixel++;
+            }
+        }
+        store_pack<TYPE, WIDTH>(out, i, cell);
     }
 }
 

@@ -91,7 +91,9 @@ def _prepare(
     device: Device, name: str, dtype: DType, plain: Shape, stride: Shape, folded: Shape, margin: tuple[int, int]
 ) -> Callable[..., None]:
     n, depth, rows, columns = folded
-    threads = n * rows * columns * depth if name == "fold" else n * plain[1] * plain[2] * plain[3]
+    threads = (
+        n * rows * columns * depth * dtype.itemsize // 16 if name == "fold" else n * plain[1] * plain[2] * plain[3]
+    )
     function = compiler.function(device, "space_to_depth.cu", name, TYPE=compiler.cxx(dtype))
     grid = (launch.blocks(device, threads, per_multiprocessor=16), 1)
     return launch.prepare(function, grid, "QQ", "13q", (*plain, *stride, rows, columns, depth, *margin))
