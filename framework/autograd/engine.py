@@ -60,7 +60,7 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
     _release(root, sums, ready)
     while ready:
         node = heappop(ready)[1]
-        made = Storage.latest_serial()
+        made = Storage.next_serial()
         results = _run(node, sums.pop(id(node), {}), retain_graph)
         fresh = _fresh(results, made)
         for position, edge in enumerate(node.edges):

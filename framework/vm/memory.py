@@ -24,7 +24,9 @@ class Memory(Protocol):
     """Raw memory of a device, as its source gives it. `buffer` is what NumPy can view, on the host."""
 
     ptr: int
-    buffer: Any
+
+    @property
+    def buffer(self) -> Any: ...
 
 
 class Source(Protocol):
@@ -41,7 +43,7 @@ class Source(Protocol):
         """`nbytes` of memory. Raises MemoryError where there is none."""
         ...
 
-    def release(self, memory: Memory) -> None: ...
+    def release(self, memory: Any) -> None: ...
 
 
 class Segment:
@@ -63,9 +65,7 @@ class Block:
 
     __slots__ = ("free", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings")
 
-    def __init__(
-        self, segment: Segment, offset: int, nbytes: int, siblings: list[Block] | None = None
-    ) -> None:
+    def __init__(self, segment: Segment, offset: int, nbytes: int, siblings: list[Block] | None = None) -> None:
         self.segment = segment
         self.offset = offset
         self.nbytes = nbytes
@@ -110,10 +110,9 @@ class CachingAllocator:
         with self._lock:
             if self._returned or self._waiting:
                 self._collect()
-            if nbytes <= SMALL_BYTES:
-                block = self._take_small(nbytes)
-            else:
-                block = self._take_large(nbytes)
+            block = self._take(nbytes)
+            if block is None:
+                block = self._take_at_any_price(nbytes)
             block.free = False
             block.label = scope.current
             self._allocated += block.nbytes
@@ -177,12 +176,45 @@ class CachingAllocator:
 
     # ---- taking
 
-    def _take_small(self, nbytes: int) -> Block:
+    def _take(self, nbytes: int, *, frugal: bool = False) -> Block | None:
+        """A block, None where neither the cache nor the source has one. `frugal` asks for no more than is needed."""
+        if nbytes <= SMALL_BYTES:
+            block = self._take_small(nbytes)
+            if block is not None or not frugal:
+                return block
+        return self._take_large(nbytes, frugal)
+
+    def _take_at_any_price(self, nbytes: int) -> Block:
+        """A block, after waiting for streams and giving up the cache. Raises OutOfMemoryError."""
+        block = None
+        if self._waiting:
+            self._finish_waiting()
+            block = self._take(nbytes)
+        if block is None:
+            self._release_unused()
+            # A whole segment or slab is more than was asked for; near the limit the request alone may fit.
+            block = self._take(nbytes, frugal=True)
+        if block is None:
+            raise OutOfMemoryError(
+                out_of_memory(
+                    self.device,
+                    nbytes,
+                    allocated=self._allocated,
+                    reserved=self._reserved,
+                    limit=self.limit,
+                    holders=self._blocks_in_use(),
+                )
+            )
+        return block
+
+    def _take_small(self, nbytes: int) -> Block | None:
         size = _size_class(nbytes)
         free = self._small.get(size)
         if not free:
             free = self._small.setdefault(size, [])
-            segment = self._reserve(_SMALL_SEGMENT_BYTES, least=_SMALL_SEGMENT_BYTES, asked=nbytes)
+            segment = self._reserve(_SMALL_SEGMENT_BYTES)
+            if segment is None:
+                return None
             previous = None
             for offset in range(0, _SMALL_SEGMENT_BYTES - size + 1, size):
                 block = Block(segment, offset, size, free)
@@ -193,13 +225,15 @@ class CachingAllocator:
             free.reverse()  # lowest addresses first: they are handed out from the end
         return free.pop()
 
-    def _take_large(self, nbytes: int) -> Block:
+    def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
         index = bisect_left(self._large, (size, 0))
         if index < len(self._large):
             block = self._large.pop(index)[2]
         else:
-            segment = self._reserve(max(size, self.source.segment_bytes), least=size, asked=nbytes)
+            segment = self._reserve(size if frugal else max(size, self.source.segment_bytes))
+            if segment is None:
+                return None
             block = segment.first = Block(segment, 0, segment.nbytes)
         if block.nbytes - size > SMALL_BYTES:
             rest = Block(block.segment, block.offset + size, block.nbytes - size)
@@ -209,35 +243,19 @@ class CachingAllocator:
             insort(self._large, (rest.nbytes, rest.ptr, rest))
         return block
 
-    def _reserve(self, nbytes: int, *, least: int, asked: int) -> Segment:
-        for attempt in range(2):
-            if self.limit is None or self._reserved + nbytes <= self.limit:
-                try:
-                    memory = self.source.reserve(nbytes)
-                except MemoryError:
-                    if attempt:
-                        break
-                else:
-                    segment = Segment(memory, nbytes)
-                    self._segments.add(segment)
-                    self._reserved += nbytes
-                    self._peak_reserved = max(self._peak_reserved, self._reserved)
-                    return segment
-            if not attempt:
-                self._finish_waiting()
-                self._release_unused()
-                # A whole segment is more than was asked for; near the limit the request alone may fit.
-                nbytes = least
-        raise OutOfMemoryError(
-            out_of_memory(
-                self.device,
-                asked,
-                allocated=self._allocated,
-                reserved=self._reserved,
-                limit=self.limit,
-                holders=self._blocks_in_use(),
-            )
-        ) from None
+    def _reserve(self, nbytes: int) -> Segment | None:
+        """A new segment, None where the limit or the source refuses."""
+        if self.limit is not None and self._reserved + nbytes > self.limit:
+            return None
+        try:
+            memory = self.source.reserve(nbytes)
+        except MemoryError:
+            return None
+        segment = Segment(memory, nbytes)
+        self._segments.add(segment)
+        self._reserved += nbytes
+        self._peak_reserved = max(self._peak_reserved, self._reserved)
+        return segment
 
     # ---- giving back
 

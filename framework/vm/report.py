@@ -31,31 +31,30 @@ def out_of_memory(
         + (f"limit {size(limit)}, " if limit is not None else "")
         + f"held {size(allocated)} ({size(reserved)} reserved, {size(reserved - allocated)} of it free but in pieces)"
         + (f"; most is held by: {held}" if held else "")
-        + f". Use a smaller batch, drop tensors, compute without gradients under no_grad(), or raise the limit with"
-        f" flow.{device.type}.set_memory_limit()."
+        + ". Use a smaller batch, drop tensors, or compute without gradients under no_grad()"
+        + (f"; or raise the limit with flow.{device.type}.set_memory_limit()." if limit is not None else ".")
     )
 
 
 def summary(allocator: CachingAllocator) -> str:
     """A table of what is held: totals, then bytes and blocks by the module and operation that asked for them."""
-    rows = [
+    first = (
         f"{allocator.device}: allocated {size(allocator.allocated())} (peak {size(allocator.peak_allocated())}), "
         f"reserved {size(allocator.reserved())} (peak {size(allocator.peak_reserved())})"
-    ]
-    rows += [f"{size(nbytes):>12}  {count:>6}  {who}" for who, nbytes, count in _by_holder(allocator.blocks())]
-    return "\n".join(rows)
+    )
+    rows = [f"{size(nbytes):>12}  {count:>6}  {who}" for who, nbytes, count in _by_holder(allocator.blocks())]
+    return "\n".join([first, *rows])
 
 
 def size(nbytes: int) -> str:
     """`nbytes` as people write it: 512 B, 1.5 KiB, 24.0 MiB."""
     if abs(nbytes) < 1024:
         return f"{nbytes} B"
-    value, unit = float(nbytes), "B"
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
+    value, units = nbytes / 1024, ["KiB", "MiB", "GiB", "TiB"]
+    while abs(value) >= 1024 and len(units) > 1:
         value /= 1024
-        if abs(value) < 1024:
-            break
-    return f"{value:.1f} {unit}"
+        del units[0]
+    return f"{value:.1f} {units[0]}"
 
 
 def _by_holder(blocks: Iterable[Block]) -> list[tuple[str, int, int]]:

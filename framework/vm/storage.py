@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING
 
 from framework.device import Device
@@ -9,6 +10,9 @@ from framework.device import Device
 if TYPE_CHECKING:
     from framework.vm.dependence import Uses
     from framework.vm.memory import Block, CachingAllocator
+
+# A count is stepped atomically, whichever threads make storages.
+_serials = count(1)
 
 
 class Storage:
@@ -21,8 +25,6 @@ class Storage:
 
     __slots__ = ("__weakref__", "allocator", "block", "device", "nbytes", "ptr", "serial", "uses", "version")
 
-    _made = 0
-
     def __init__(self, allocator: CachingAllocator, nbytes: int) -> None:
         self.block: Block = allocator.allocate(nbytes)
         self.allocator = allocator
@@ -31,7 +33,7 @@ class Storage:
         self.ptr = self.block.ptr
         self.version = 0
         self.uses: Uses | None = None
-        Storage._made = self.serial = Storage._made + 1
+        self.serial = next(_serials)
 
     def __del__(self) -> None:
         # Absent where __init__ ran out of memory.
@@ -40,6 +42,6 @@ class Storage:
             self.allocator.give_back(block, self.uses)
 
     @staticmethod
-    def latest_serial() -> int:
-        """The serial number of the storage made last; 0 before the first."""
-        return Storage._made
+    def next_serial() -> int:
+        """A number above the serial of every storage made so far, and below that of every later one."""
+        return next(_serials)

@@ -1,0 +1,348 @@
+"""Which instruction waits for which, across streams; and observers, who see every instruction go by."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import framework as flow
+from framework.device import cpu
+from framework.dtype import float32
+from framework.kernels import kernel
+from framework.vm import Array, CachingAllocator, Instruction, Mark, Storage, Stream
+from framework.vm import machine as the_machine
+from framework.vm.machine import Machine
+from tests.framework.tensors import leaf
+from tests.framework.vm.fakes import FakeSource, FakeStream
+
+
+@kernel(outputs=1)
+def one(out: Any, *inputs: Any) -> None:
+    """Does nothing."""
+
+
+@kernel(outputs=2)
+def two(first: Any, second: Any, *inputs: Any) -> None:
+    """Does nothing."""
+
+
+class Bench:
+    """A machine with fake streams, and arrays to use on it."""
+
+    def __init__(self, *names: str) -> None:
+        self.memory = CachingAllocator(FakeSource())
+        self.machine = Machine()
+        self.streams = {name: FakeStream(name) for name in names}
+        for stream in self.streams.values():
+            self.machine.add_stream(stream)
+            stream.waits.clear()
+
+    def array(self) -> Array:
+        return Array(Storage(self.memory, 16), (4,), (1,), float32)
+
+    def issue(self, stream: str, kernel_: Any, *operands: Any) -> list[tuple[str, int]]:
+        """Issues, and returns what the stream was made to wait for: (stream, instruction)."""
+        target = self.streams[stream]
+        target.waits.clear()
+        self.machine.issue(Instruction(kernel_, operands, {}), target)
+        return sorted(target.waits)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench("a", "b", "c")
+
+
+def test_a_read_waits_for_the_last_write(bench: Bench) -> None:
+    x, y = bench.array(), bench.array()
+    assert bench.issue("a", one, x) == []
+    assert bench.issue("b", one, y, x) == [("a", 1)]
+
+
+def test_a_write_waits_for_the_last_write_and_the_reads_since(bench: Bench) -> None:
+    x, y, z = bench.array(), bench.array(), bench.array()
+    bench.issue("a", one, x)
+    bench.issue("b", one, y, x)
+    bench.issue("b", one, z, x)
+    # Of one stream the latest read stands for all.
+    assert bench.issue("c", one, x) == [("a", 1), ("b", 2)]
+
+
+def test_a_write_does_not_wait_for_what_came_before_the_last_write(bench: Bench) -> None:
+    x, y = bench.array(), bench.array()
+    bench.issue("a", one, x)
+    bench.issue("b", one, y, x)
+    bench.issue("a", one, x)  # waited for the read itself
+    assert bench.issue("c", one, x) == [("a", 2)]
+
+
+def test_reads_do_not_wait_for_reads(bench: Bench) -> None:
+    x = bench.array()
+    bench.issue("a", one, bench.array(), x)
+    assert bench.issue("b", one, bench.array(), x) == []
+
+
+def test_the_same_stream_waits_for_nothing(bench: Bench) -> None:
+    x = bench.array()
+    for _ in range(3):
+        assert bench.issue("a", one, x, x) == []
+        assert bench.issue("a", one, bench.array(), x) == []
+
+
+def test_other_memory_is_no_dependence(bench: Bench) -> None:
+    x, y = bench.array(), bench.array()
+    bench.issue("a", one, x)
+    assert bench.issue("b", one, y) == []
+
+
+def test_views_of_one_storage_depend_on_each_other(bench: Bench) -> None:
+    x = bench.array()
+    bench.issue("a", one, x.view((2,), (1,), 0))
+    assert bench.issue("b", one, bench.array(), x.view((2,), (1,), 2)) == [("a", 1)]
+
+
+def test_what_is_written_in_place_is_read_too(bench: Bench) -> None:
+    x, y = bench.array(), bench.array()
+    bench.issue("a", one, x)
+    assert bench.issue("b", one, x, x, y) == [("a", 1)]
+    assert bench.issue("a", one, x, x) == [("b", 1)]
+
+
+def test_every_output_is_a_write_and_missing_operands_are_none(bench: Bench) -> None:
+    x, y = bench.array(), bench.array()
+    bench.issue("a", two, x, None)
+    bench.issue("b", two, None, y, None, 2.5)
+    assert bench.issue("c", one, bench.array(), x, y) == [("a", 1), ("b", 1)]
+
+
+def test_operands_in_a_tuple_count_each(bench: Bench) -> None:
+    x, y, z = bench.array(), bench.array(), bench.array()
+    bench.issue("a", one, (x, y))
+    assert (x.storage.version, y.storage.version, z.storage.version) == (1, 1, 0)
+    assert bench.issue("b", one, (z,), (y, None)) == [("a", 1)]
+    assert bench.issue("c", one, z) == [("b", 1)]
+
+
+def test_one_wait_covers_all_that_was_issued_by_then(bench: Bench) -> None:
+    x, y, z = bench.array(), bench.array(), bench.array()
+    bench.issue("a", one, x)
+    bench.issue("a", one, y)
+    assert bench.issue("b", one, bench.array(), x) == [("a", 1)]
+    assert bench.issue("b", one, bench.array(), y) == []
+    bench.issue("a", one, z)
+    assert bench.issue("b", one, bench.array(), z) == [("a", 3)]
+
+
+def test_a_stream_that_comes_later_waits_for_all_before() -> None:
+    bench = Bench("a")
+    x = bench.array()
+    bench.issue("a", one, x)
+    late = FakeStream("late")
+    bench.machine.add_stream(late)
+    assert [name for name, _ in late.waits] == ["a"]
+    # And what the first stream did alone needs no second wait.
+    bench.streams["late"] = late
+    assert bench.issue("late", one, bench.array(), x) == []
+
+
+def test_a_stream_that_leaves_is_finished_first(bench: Bench) -> None:
+    stream = bench.streams["b"]
+    bench.issue("b", one, bench.array())
+    bench.machine.remove_stream(stream)
+    assert stream.synchronized == 1
+
+
+def test_memory_goes_back_when_its_last_users_are_done(bench: Bench) -> None:
+    a, b = bench.streams["a"], bench.streams["b"]
+    x = bench.array()
+    address = x.ptr
+    bench.issue("a", one, x)
+    bench.issue("b", one, bench.array(), x)
+    del x
+    a.finish()
+    assert bench.array().ptr != address
+    b.finish()
+    assert address in {bench.array().ptr for _ in range(3)} | {bench.array().ptr}
+
+
+def test_with_one_stream_nothing_is_noted() -> None:
+    bench = Bench("a")
+    x = bench.array()
+    bench.issue("a", one, x)
+    assert x.storage.uses is None
+    assert x.storage.version == 1
+
+
+def test_an_instruction_without_a_stream_goes_to_its_devices_first(bench: Bench) -> None:
+    bench.machine.issue(Instruction(one, (bench.array(),), {}))
+    assert [stream.sequence for stream in bench.streams.values()] == [1, 0, 0]
+
+
+def test_what_fails_is_not_noted_as_done(bench: Bench) -> None:
+    @kernel(outputs=1)
+    def fails(out: Any) -> None:
+        raise ArithmeticError("as it may happen")
+
+    x = bench.array()
+    with pytest.raises(ArithmeticError):
+        bench.issue("a", fails, x)
+    assert x.storage.version == 1  # it may have been written
+    assert bench.issue("b", one, bench.array(), x) == []
+
+
+class LazyStream(Stream):
+    """Runs its instructions when the test says, in any order that its waits allow."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(cpu, name)
+        # Either a piece of work, or (stream, how many of its entries must have run).
+        self.queue: list[Any] = []
+        self.ran = 0
+
+    def run(self, work: Any) -> None:
+        self.queue.append(work)
+
+    def wait_for(self, mark: Mark) -> None:
+        self.queue.append((mark.stream, len(mark.stream.queue)))
+
+    def step(self) -> bool:
+        """Runs the next entry if it may run."""
+        if self.ran == len(self.queue):
+            return False
+        entry = self.queue[self.ran]
+        if isinstance(entry, tuple):
+            if entry[0].ran < entry[1]:
+                return False
+        else:
+            entry()
+        self.ran += 1
+        return True
+
+
+@given(
+    program=st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=25
+    ),
+    order=st.lists(st.integers(0, 2), max_size=80),
+)
+def test_any_order_that_the_waits_allow_gives_the_result_of_one_stream(program: list[tuple], order: list[int]) -> None:
+    """Each instruction writes an array from two others; streams then run as far ahead of each other as they may."""
+    memory = CachingAllocator(FakeSource())
+    arrays = [Array(Storage(memory, 16), (4,), (1,), float32) for _ in range(4)]
+
+    def run(streams: list[LazyStream] | None) -> list[Any]:
+        values: list[Any] = [0, 1, 2, 3]
+        machine = Machine()
+        for stream in streams or ():
+            machine.add_stream(stream)
+        for number, (stream_index, target, left, right) in enumerate(program):
+
+            @kernel(outputs=1)
+            def combine(*operands: Any, n: int = number, t: int = target, a: int = left, b: int = right) -> None:
+                values[t] = hash((n, values[a], values[b]))
+
+            instruction = Instruction(combine, (arrays[target], arrays[left], arrays[right]), {})
+            if streams is None:
+                instruction.run()
+            else:
+                machine.issue(instruction, streams[stream_index])
+        if streams is not None:
+            for index in order:
+                streams[index].step()
+            while any([stream.step() for stream in reversed(streams)]):
+                pass
+            assert all(stream.ran == len(stream.queue) for stream in streams), "streams wait for each other for ever"
+        return values
+
+    for array in arrays:
+        array.storage.uses = None
+    assert run([LazyStream(name) for name in "abc"]) == run(None)
+
+
+# ---- observers
+
+
+def test_observers_see_every_instruction_and_run_it() -> None:
+    seen = []
+
+    def observe(instruction: Instruction, run: Any) -> None:
+        seen.append(instruction.kernel.__name__)
+        run()
+
+    x = leaf(1, 2)
+    with the_machine.observed(observe):
+        y = (x * 2).sum()
+        y.backward()
+    (x * 3).sum()
+    assert seen == ["multiply", "sum", "fill", "multiply", "copy"] or seen[:4] == [
+        "multiply",
+        "sum",
+        "fill",
+        "multiply",
+    ]
+    assert y.item() == 6
+    assert x.grad.tolist() == [2, 2]
+
+
+def test_observers_nest_and_may_hold_back() -> None:
+    order = []
+
+    def outer(instruction: Instruction, run: Any) -> None:
+        order.append("outer before")
+        run()
+        order.append("outer after")
+
+    def inner(instruction: Instruction, run: Any) -> None:
+        order.append("inner")
+        run()
+
+    x = flow.zeros(2)
+    with the_machine.observed(inner), the_machine.observed(outer):
+        x.fill_(1.0)
+    assert order == ["outer before", "inner", "outer after"]
+    with the_machine.observed(lambda instruction, run: None):
+        x.fill_(5.0)
+    assert x.tolist() == [1, 1]
+
+
+def test_an_observer_leaves_when_its_block_fails() -> None:
+    seen = []
+    with pytest.raises(ZeroDivisionError), the_machine.observed(lambda instruction, run: seen.append(instruction)):
+        raise ZeroDivisionError
+    flow.zeros(1)
+    assert seen == []
+
+
+def test_an_instruction_says_what_and_where_it_is() -> None:
+    texts = []
+    model = flow.nn.Sequential(flow.nn.ReLU())
+
+    def observe(instruction: Instruction, run: Any) -> None:
+        texts.append(repr(instruction))
+        run()
+
+    with the_machine.observed(observe):
+        model(flow.ones(2, 3))
+    assert texts == ["fill(float32[2, 3])", "relu(float32[2, 3], float32[2, 3]) in 0: relu"]
+
+
+def test_versions_count_writes() -> None:
+    x = flow.zeros(2)
+    before = x.array.storage.version
+    x.add_(1.0)
+    x.reshape(2, 1).fill_(2.0)
+    x + 1
+    assert x.array.storage.version == before + 2
+
+
+@pytest.mark.parametrize(("first", "second"), list(product("rw", repeat=2)))
+def test_all_pairs_of_uses(first: str, second: str) -> None:
+    bench = Bench("a", "b")
+    x = bench.array()
+    bench.issue("a", one, *((x,) if first == "w" else (bench.array(), x)))
+    waits = bench.issue("b", one, *((x,) if second == "w" else (bench.array(), x)))
+    assert waits == ([] if first == second == "r" else [("a", 1)])
