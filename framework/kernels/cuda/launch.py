@@ -40,11 +40,11 @@ def prepare(
     `varying` names the kernel's first parameters, which every call gives, as codes of the struct module, each eight
     bytes wide: Q for an address, d and q for numbers. `constants` and `values` are those behind them.
     """
+    if any(code not in "0123456789Qqd" for code in varying):
+        raise ValueError(f"what varies from call to call is eight bytes wide: Q, q or d; got {varying!r}")
     from cupy.cuda import driver
 
     head, tail = struct.Struct("@" + varying), struct.Struct("@" + constants)
-    if any(code not in "0123456789Qqd" for code in varying):
-        raise ValueError(f"what varies from call to call is eight bytes wide: Q, q or d; got {varying!r}")
     arguments = ctypes.create_string_buffer(head.size + tail.size)
     tail.pack_into(arguments, head.size, *values)
     size = ctypes.c_size_t(head.size + tail.size)

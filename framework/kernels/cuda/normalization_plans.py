@@ -48,6 +48,8 @@ def train(
     has_mask: bool,
     is_aligned: bool,
 ) -> Run:
+    if shape[1] == 0:
+        return _nothing
     spread = _Spread(device, shape, types, is_aligned)
     name = _apply_name(relu, has_residual, has_mask)
     recomputes = has_mask and not has_residual
@@ -87,6 +89,8 @@ def evaluate(
     has_mask: bool,
     is_aligned: bool,
 ) -> Run:
+    if shape[1] == 0:
+        return _nothing
     spread = _Spread(device, shape, types, is_aligned)
     statistics = launch.prepare(
         compiler.function(device, "normalization.cu", "given_statistics", **spread.definitions),
@@ -115,6 +119,8 @@ def backward(
     is_constant: bool,
     is_aligned: bool,
 ) -> Run:
+    if shape[1] == 0:
+        return _nothing
     spread = _Spread(device, shape, types, is_aligned)
     name = f"{kind}_store" if wants_residual else kind
     if wants_x and name != "recomputed_store":
@@ -143,6 +149,10 @@ def backward(
 def _apply_name(relu: bool, has_residual: bool, has_mask: bool) -> str:
     bits = has_mask and has_residual
     return "apply" + "_add" * has_residual + "_relu" * relu + "_bits" * bits
+
+
+def _nothing(*_: object) -> None:
+    """What is to be done for images without channels, or a second pass over none."""
 
 
 class _Spread:
@@ -191,7 +201,7 @@ class _Spread:
     def apply(self, device: Device, name: str, varying: str) -> Run:
         """A kernel of the second pass."""
         if self.total == 0:
-            return lambda *_: None
+            return _nothing
         return launch.prepare(
             compiler.function(device, "normalization.cu", name, **self.definitions), (self.blocks, 1),
             varying, "2i", (self.total, self.channels),
