@@ -177,8 +177,12 @@ def install(session: nox.Session, python: Path, wanted: Sequence[str]) -> None:
     # `compat` puts this folder on the path; the default installs an import hook, which slows every start of Python.
     command = ["-m", "pip", "install", "--config-settings", "editable_mode=compat"]
     command += [] if sys.stdout.isatty() else ["-qq"]  # a log wants pip's errors, a person its progress
+    # torch pins its CUDA libraries exactly: asked for together with CuPy's, pip may fall back to an old torch instead.
+    first = "torch" in extras and any(extra.startswith("cuda") for extra in extras)
+    steps = [["torch"], extras] if first else [extras]
     try:
-        session.run(str(python), *command, "--editable", f".[{','.join(extras)}]", external=True)
+        for step in steps:
+            session.run(str(python), *command, "--editable", f".[{','.join(step)}]", external=True)
     except nox.command.CommandFailed:
         session.error(
             "the installation failed, pip says why above. Ways out: make room (about 7 GB) and run it again; set"

@@ -110,6 +110,12 @@ def test_installs_once_and_again_when_pyproject_changes(checkout: Path) -> None:
     assert len(session.commands) == 2
 
 
+def test_torch_comes_before_the_libraries_of_cuda(checkout: Path) -> None:
+    session = Session()
+    noxfile.install(session, Path("python"), ["torch", "cuda13"])
+    assert [command[-1] for command in session.commands] == [".[torch]", ".[cuda13,torch]"]
+
+
 def test_a_failed_installation_is_not_taken_for_done_and_names_the_way_out(checkout: Path) -> None:
     noxfile.STAMP.write_text(json.dumps({"project": "older", "extras": ["cpu"]}))
     with pytest.raises(RuntimeError, match=r"nox --no-venv -s bench"):
