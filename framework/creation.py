@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 
@@ -17,9 +18,7 @@ from framework.vm.runtime import Runtime, runtime
 Shape = int | Sequence[int]
 
 
-def tensor(
-    data: Any, *, dtype: DType | None = None, device: Device | str = cpu, requires_grad: bool = False
-) -> Tensor:
+def tensor(data: Any, *, dtype: DType | None = None, device: Device | str = cpu, requires_grad: bool = False) -> Tensor:
     """A new tensor with the values of `data`: numbers, nested sequences, a NumPy array, or a tensor.
 
     Python floats become float32. Raises TypeError for values that are no numbers.
@@ -35,7 +34,7 @@ def tensor(
         dtype = dtypes.from_numpy(values.dtype)
     elif values.dtype.kind not in "bifu":
         raise TypeError(f"a tensor holds numbers, not {values.dtype}")
-    return Tensor(_runtime(device).from_host(values, dtype)).requires_grad_(requires_grad)
+    return Tensor(_runtime(device).from_host(values, _type(dtype))).requires_grad_(requires_grad)
 
 
 def from_numpy(values: np.ndarray) -> Tensor:
@@ -47,7 +46,7 @@ def empty(
     *shape: Shape, dtype: DType = dtypes.float32, device: Device | str = cpu, requires_grad: bool = False
 ) -> Tensor:
     """A tensor with undefined values."""
-    return Tensor(_runtime(device).empty(_shape(shape), dtype)).requires_grad_(requires_grad)
+    return Tensor(_runtime(device).empty(_shape(shape), _type(dtype))).requires_grad_(requires_grad)
 
 
 def full(
@@ -59,7 +58,7 @@ def full(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor with `value` everywhere."""
-    return Tensor(_runtime(device).full(_shape((shape,)), value, dtype)).requires_grad_(requires_grad)
+    return Tensor(_runtime(device).full(_shape((shape,)), value, _type(dtype))).requires_grad_(requires_grad)
 
 
 def zeros(*shape: Shape, **options: Any) -> Tensor:
@@ -91,14 +90,14 @@ def arange(
 
 def rand(*shape: Shape, **options: Any) -> Tensor:
     """Numbers drawn uniformly from [0, 1)."""
-    made = empty(*shape, **options)
+    made = _floats("rand", empty(*shape, **options))
     default_generator.uniform(made.array, 0.0, 1.0)
     return made
 
 
 def randn(*shape: Shape, **options: Any) -> Tensor:
     """Numbers drawn from the standard normal distribution."""
-    made = empty(*shape, **options)
+    made = _floats("randn", empty(*shape, **options))
     default_generator.normal(made.array, 0.0, 1.0)
     return made
 
@@ -107,11 +106,24 @@ def _runtime(device: Device | str) -> Runtime:
     return runtime(device if isinstance(device, Device) else Device(device))
 
 
+def _type(dtype: DType) -> DType:
+    """`dtype` itself. Raises TypeError for what is none, such as its name."""
+    if not isinstance(dtype, DType):
+        raise TypeError(f"dtype is one of {', '.join(map(repr, dtypes.ALL))}; got {dtype!r}")
+    return dtype
+
+
+def _floats(name: str, made: Tensor) -> Tensor:
+    if not made.dtype.is_floating:
+        raise TypeError(f"{name} gives floating-point numbers, not {made.dtype}; convert them with .to()")
+    return made
+
+
 def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
     """A shape given as separate extents or as one sequence. Raises ValueError for a negative extent."""
-    if len(shape) == 1 and not isinstance(shape[0], int):
+    if len(shape) == 1 and not isinstance(shape[0], SupportsIndex):
         shape = tuple(shape[0])
-    extents = tuple([int(extent) for extent in shape])
+    extents = tuple([index(extent) for extent in shape])
     if any(extent < 0 for extent in extents):
         raise ValueError(f"a shape has no negative extents: {list(extents)}")
     return extents

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from framework.autograd.mode import mode
 from framework.autograd.node import Node
 from framework.tensor import Tensor
@@ -11,6 +13,7 @@ from framework.vm import scope
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime, runtime
 
+_NUMBERS = (int, float, np.number)
 Gradients = Array | tuple[Array | None, ...] | None
 
 
@@ -52,9 +55,11 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
             arrays.append(array)
             needs.append(item.requires_grad)
             wanted = wanted or item.requires_grad
-        else:
+        elif item is None or isinstance(item, _NUMBERS):
             arrays.append(item)
             needs.append(False)
+        else:
+            raise TypeError(f"{operation.name} takes tensors; got {type(item).__name__}, which flow.tensor() converts")
     if kernels is None:
         raise TypeError(f"{operation.name} needs a tensor; got {', '.join(map(repr, inputs))}")
     outer = scope.current

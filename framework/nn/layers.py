@@ -11,7 +11,7 @@ from framework.dtype import int64
 from framework.nn import init
 from framework.nn.module import Module
 from framework.nn.parameter import Parameter
-from framework.ops.convolution import Pair, pair
+from framework.ops.checks import Pair, pair
 from framework.tensor import Tensor
 
 

@@ -43,9 +43,9 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Parameter):
-            self._parameters[name] = value
+            self._file(self._parameters, name, value)
         elif isinstance(value, Module):
-            self._modules[name] = value
+            self._file(self._modules, name, value)
             object.__setattr__(value, "_name", name)
         elif name in self._buffers and (value is None or isinstance(value, Tensor)):
             self._buffers[name] = value
@@ -53,7 +53,16 @@ class Module:
             if value is not None:
                 raise TypeError(f"{name} is a parameter; it takes a Parameter or None, not {type(value).__name__}")
             self._parameters[name] = None
+        elif name in self._modules:
+            del self._modules[name]
         object.__setattr__(self, name, value)
+
+    def _file(self, parts: dict[str, Any], name: str, value: Any) -> None:
+        """Puts a part under its kind, and under no other that had it before."""
+        for other in (self._parameters, self._buffers, self._modules):
+            if other is not parts:
+                other.pop(name, None)
+        parts[name] = value
 
     def __delattr__(self, name: str) -> None:
         for parts in (self._parameters, self._buffers, self._modules):

@@ -6,20 +6,17 @@ from functools import lru_cache
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
+from framework.ops.checks import Pair, check_floats, check_images, pair, window_count
 from framework.tensor import Tensor
 from framework.vm.array import Array, channels_last_stride
 from framework.vm.runtime import Runtime
-
-Pair = tuple[int, int]
 
 
 class Conv2d(Operation):
     name = "conv2d"
 
     @staticmethod
-    def forward(
-        node: Node, kernels: Runtime, x: Array, weight: Array, bias: Array | None, **geometry: object
-    ) -> Array:
+    def forward(node: Node, kernels: Runtime, x: Array, weight: Array, bias: Array | None, **geometry: object) -> Array:
         shape = _output_shape(x.shape, weight.shape, **geometry)
         y = kernels.empty(shape, x.dtype, channels_last_stride(shape))
         kernels.conv2d(y, x, weight, bias, **geometry)
@@ -55,16 +52,17 @@ def conv2d(
     """The cross-correlation of images x [N, C, H, W] with weight [O, C/groups, kh, kw], plus bias [O].
 
     Returns [N, O, Ho, Wo], Ho = ⌊(H + 2·padding - dilation·(kh-1) - 1) / stride⌋ + 1 and Wo alike.
-    Raises ValueError where the shapes do not fit.
+    Raises ValueError where the shapes do not fit, TypeError where the element types do not.
     """
     check_images("conv2d", x)
-    o = weight.shape[0]
-    if weight.ndim != 4 or weight.shape[1] * groups != x.shape[1] or o % groups:
+    check_floats("conv2d", x, weight, bias)
+    if weight.ndim != 4 or weight.shape[1] * groups != x.shape[1] or weight.shape[0] % groups:
         raise ValueError(
             f"conv2d of images {list(x.shape)} in {groups} group(s) needs a weight [O, {x.shape[1]}/groups, kh, kw] "
             f"with O a multiple of groups; got {list(weight.shape)}"
         )
-    if bias is not None and bias.shape != (o,):
+    if bias is not None and bias.shape != weight.shape[:1]:
+        o = weight.shape[0]
         raise ValueError(f"conv2d with {o} output channels needs a bias of shape [{o}]; got {list(bias.shape)}")
     return apply(
         Conv2d,
@@ -76,30 +74,6 @@ def conv2d(
         dilation=pair("dilation", dilation, least=1),
         groups=groups,
     )
-
-
-def pair(name: str, value: int | Pair, *, least: int) -> Pair:
-    """A setting for height and width, given as one number or as two."""
-    both = (value, value) if isinstance(value, int) else tuple(value)
-    if len(both) != 2 or min(both) < least:
-        raise ValueError(f"{name} is one integer >= {least}, or two; got {value}")
-    return both
-
-
-def check_images(operation: str, x: Tensor) -> None:
-    """Raises ValueError unless x is shaped [N, C, H, W]."""
-    if x.ndim != 4:
-        raise ValueError(f"{operation} takes images [N, C, H, W]; got shape {list(x.shape)}")
-
-
-def window_count(operation: str, size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """How many windows fit along an axis of `size`. Raises ValueError where none does."""
-    count = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-    if count < 1:
-        raise ValueError(
-            f"{operation}: a window of {dilation * (kernel - 1) + 1} does not fit an image of {size} padded by {padding}"
-        )
-    return count
 
 
 @lru_cache(maxsize=4096)

@@ -10,6 +10,7 @@ import numpy as np
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.dtype import bool_, promote
+from framework.ops.checks import check_floats
 from framework.tensor import Tensor
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime
@@ -210,7 +211,10 @@ def multiply(a: Operand, b: Operand) -> Tensor:
 
 
 def divide(a: Operand, b: Operand) -> Tensor:
-    """a / b; of floating-point operands."""
+    """a / b; of floating-point operands. Raises TypeError where neither is one."""
+    if not any(isinstance(operand, Tensor) and operand.dtype.is_floating for operand in (a, b)):
+        types = " and ".join(str(operand.dtype) for operand in (a, b) if isinstance(operand, Tensor))
+        raise TypeError(f"divide takes floating-point operands; got {types}; convert with .to(flow.float32)")
     return apply(Divide, a, b)
 
 
@@ -221,16 +225,19 @@ def negative(a: Tensor) -> Tensor:
 
 def exp(a: Tensor) -> Tensor:
     """e^a."""
+    check_floats("exp", a)
     return apply(Exp, a)
 
 
 def log(a: Tensor) -> Tensor:
     """ln a."""
+    check_floats("log", a)
     return apply(Log, a)
 
 
 def sqrt(a: Tensor) -> Tensor:
     """√a."""
+    check_floats("sqrt", a)
     return apply(Sqrt, a)
 
 

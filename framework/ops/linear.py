@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
+from framework.ops.checks import check_floats
 from framework.ops.elementwise import broadcast_shape, sum_to_shape
 from framework.tensor import Tensor
 from framework.vm.array import Array
@@ -58,10 +59,12 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
     Raises ValueError where the shapes do not fit.
     """
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        raise TypeError(f"matmul takes two tensors; got {type(a).__name__} and {type(b).__name__}")
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise ValueError(f"matmul takes [..., M, K] and [..., K, N]; got {list(a.shape)} and {list(b.shape)}")
     if a.dtype is not b.dtype:
-        raise TypeError(f"matmul takes operands of one type; got {a.dtype} and {b.dtype}")
+        raise TypeError(f"matmul takes operands of one type; got {a.dtype} and {b.dtype}; convert with .to()")
     return apply(MatMul, a, b)
 
 
@@ -69,6 +72,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x · weightᵀ + bias, with x [N, I], weight [O, I], bias [O]; gives [N, O]."""
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(f"linear takes x [N, I] and weight [O, I]; got {list(x.shape)} and {list(weight.shape)}")
+    check_floats("linear", x, weight, bias)
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"linear with {weight.shape[0]} outputs got a bias of shape {list(bias.shape)}")
     return apply(Linear, x, weight, bias)

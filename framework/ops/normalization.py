@@ -5,7 +5,7 @@ from __future__ import annotations
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.dtype import uint8
-from framework.ops.convolution import check_images
+from framework.ops.checks import check_floats, check_images
 from framework.tensor import Tensor
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime
@@ -77,9 +77,7 @@ class BatchNormEval(Operation):
         x, weight, running_mean, running_var, mask = node.saved
         eps, relu = node.note
         grads = _new_gradients(node, kernels, x)
-        kernels.batch_norm_eval_backward(
-            *grads, grad_y, x, weight, running_mean, running_var, mask, eps=eps, relu=relu
-        )
+        kernels.batch_norm_eval_backward(*grads, grad_y, x, weight, running_mean, running_var, mask, eps=eps, relu=relu)
         return _with_residual(node, grads, grad_y)
 
 
@@ -100,20 +98,24 @@ def batch_norm(
 
     In training, mean and variance are the batch's, and the running ones move towards them by `momentum`;
     otherwise the running ones are used. `residual` has the shape of x; act is ReLU where `relu` is set.
-    Raises ValueError for shapes that do not fit, or for a single value per channel in training.
+    Raises ValueError for shapes that do not fit, or for fewer than two values per channel in training.
     """
     check_images("batch_norm", x)
+    check_floats("batch_norm", x, residual)
     channels = (x.shape[1],)
-    for name, given in (("weight", weight), ("bias", bias), ("running_mean", running_mean), ("running_var", running_var)):
+    for name, given in (
+        ("weight", weight),
+        ("bias", bias),
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+    ):
         if given is not None and given.shape != channels:
             raise ValueError(f"batch_norm over {channels[0]} channels got a {name} of shape {list(given.shape)}")
     if residual is not None and residual.shape != x.shape:
         raise ValueError(f"batch_norm of shape {list(x.shape)} got a residual of {list(residual.shape)}")
     if training:
-        if x.shape[0] * x.shape[2] * x.shape[3] == 1:
-            raise ValueError(
-                f"batch_norm in training needs more than one value per channel; got shape {list(x.shape)}"
-            )
+        if x.shape[0] * x.shape[2] * x.shape[3] < 2:
+            raise ValueError(f"batch_norm in training needs more than one value per channel; got shape {list(x.shape)}")
         return apply(
             BatchNormTrain, x, weight, bias, residual, running_mean, running_var,
             eps=eps, momentum=momentum, relu=relu,

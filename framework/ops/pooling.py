@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
-from framework.ops.convolution import Pair, check_images, pair, window_count
+from framework.ops.checks import Pair, check_floats, check_images, pair, window_count
 from framework.tensor import Tensor
 from framework.vm.array import Array, channels_last_stride, dense_stride_like
 from framework.vm.runtime import Runtime
@@ -55,14 +55,13 @@ class GlobalAvgPool2d(Operation):
         return grad_x
 
 
-def max_pool2d(
-    x: Tensor, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0
-) -> Tensor:
+def max_pool2d(x: Tensor, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
     """The largest element of each window; `stride` is the window's size where it is not given.
 
     The image is padded with -∞. Raises ValueError where no window fits, or padding exceeds half the window.
     """
     check_images("max_pool2d", x)
+    check_floats("max_pool2d", x)
     kernel = pair("kernel_size", kernel_size, least=1)
     padded = pair("padding", padding, least=0)
     if any(2 * p > k for p, k in zip(padded, kernel, strict=True)):
@@ -74,4 +73,5 @@ def max_pool2d(
 def global_avg_pool2d(x: Tensor) -> Tensor:
     """The mean over each channel's image: [N, C, H, W] -> [N, C, 1, 1]."""
     check_images("global_avg_pool2d", x)
+    check_floats("global_avg_pool2d", x)
     return apply(GlobalAvgPool2d, x)

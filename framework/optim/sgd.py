@@ -26,11 +26,15 @@ class SGD:
         weight_decay: float = 0.0,
         nesterov: bool = False,
     ) -> None:
-        self.params = list(params)
+        # A tensor is iterable too: over its rows, which are no parameters.
+        self.params = [params] if isinstance(params, Tensor) else list(params)
+        if isinstance(params, Tensor) or not all(isinstance(p, Tensor) for p in self.params):
+            kinds = ", ".join(sorted({type(p).__name__ for p in self.params}))
+            raise TypeError(f"SGD takes an iterable of tensors, such as model.parameters(); got {kinds}")
         if not self.params:
             raise ValueError("SGD got no parameters")
         for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if value < 0:
+            if not value >= 0:
                 raise ValueError(f"{name} must not be negative; got {value}")
         if nesterov and (momentum == 0 or dampening != 0):
             raise ValueError("nesterov needs a momentum and no dampening")
@@ -52,10 +56,13 @@ class SGD:
         finally:
             scope.current = outer
 
-    def zero_grad(self) -> None:
-        """Drops the gradients."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops the gradients, or fills them with 0 in place."""
         for parameter in self.params:
-            parameter.grad = None
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                runtime(parameter.device).fill(parameter.grad.array, value=0)
 
     def state_dict(self) -> dict[str, Any]:
         """The momentum buffers by the parameter's place, and the settings."""

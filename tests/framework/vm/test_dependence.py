@@ -253,7 +253,7 @@ def test_any_order_that_the_waits_allow_gives_the_result_of_one_stream(program: 
         if streams is not None:
             for index in order:
                 streams[index].step()
-            while any([stream.step() for stream in reversed(streams)]):
+            while any(stream.step() for stream in reversed(streams)):
                 pass
             assert all(stream.ran == len(stream.queue) for stream in streams), "streams wait for each other for ever"
         return values
@@ -278,12 +278,8 @@ def test_observers_see_every_instruction_and_run_it() -> None:
         y = (x * 2).sum()
         y.backward()
     (x * 3).sum()
-    assert seen == ["multiply", "sum", "fill", "multiply", "copy"] or seen[:4] == [
-        "multiply",
-        "sum",
-        "fill",
-        "multiply",
-    ]
+    # The start of backward is filled with 1; a sum sends that back as a view.
+    assert seen == ["multiply", "sum", "fill", "multiply"]
     assert y.item() == 6
     assert x.grad.tolist() == [2, 2]
 

@@ -1,0 +1,39 @@
+"""What operations refuse: operands and settings that do not fit, named in one line."""
+
+from __future__ import annotations
+
+from framework.tensor import Tensor
+
+Pair = tuple[int, int]
+
+
+def check_floats(operation: str, first: Tensor, *others: Tensor | None) -> None:
+    """Raises TypeError unless all operands are of one floating-point type."""
+    dtype = first.dtype
+    if not dtype.is_floating or any(other is not None and other.dtype is not dtype for other in others):
+        types = ", ".join(str(tensor.dtype) for tensor in (first, *others) if tensor is not None)
+        raise TypeError(f"{operation} takes operands of one floating-point type; got {types}; convert with .to()")
+
+
+def pair(name: str, value: int | Pair, *, least: int) -> Pair:
+    """A setting for height and width, given as one number or as two."""
+    both = (value, value) if isinstance(value, int) else tuple(value)
+    if len(both) != 2 or min(both) < least:
+        raise ValueError(f"{name} is one integer >= {least}, or two; got {value}")
+    return both
+
+
+def check_images(operation: str, x: Tensor) -> None:
+    """Raises ValueError unless x is shaped [N, C, H, W]."""
+    if x.ndim != 4:
+        raise ValueError(f"{operation} takes images [N, C, H, W]; got shape {list(x.shape)}")
+
+
+def window_count(operation: str, size: int, kernel: int, stride: int, padding: int, dilation: int = 1) -> int:
+    """How many windows fit along an axis of `size`. Raises ValueError where none does."""
+    count = (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    if count < 1:
+        raise ValueError(
+            f"{operation}: a window of {dilation * (kernel - 1) + 1} does not fit an image of {size} padded by {padding}"
+        )
+    return count

@@ -1,0 +1,99 @@
+"""Operands that do not fit: each is refused in one line that names the operation, what it got and what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework.nn import functional as F
+
+IMAGES = flow.ones(2, 4, 6, 6)
+DOUBLES = flow.ones(2, 4, 6, 6, dtype=flow.float64)
+INTEGERS = flow.tensor(np.ones((2, 4, 6, 6), np.int64))
+WEIGHT = flow.ones(8, 4, 3, 3)
+VECTOR = flow.ones(4)
+
+REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "conv2d, dimensions": (lambda: F.conv2d(VECTOR, WEIGHT), ValueError, r"conv2d takes images \[N, C, H, W\]; got shape \[4\]"),
+    "conv2d, channels": (lambda: F.conv2d(IMAGES, flow.ones(8, 3, 3, 3)), ValueError, r"conv2d of images \[2, 4, 6, 6\].*weight \[O, 4/groups, kh, kw\].*got \[8, 3, 3, 3\]"),
+    "conv2d, weight of no dimension": (lambda: F.conv2d(IMAGES, flow.ones()), ValueError, r"weight .*got \[\]"),
+    "conv2d, groups": (lambda: F.conv2d(IMAGES, flow.ones(9, 2, 3, 3), groups=2), ValueError, r"2 group\(s\).*O a multiple of groups; got \[9, 2, 3, 3\]"),
+    "conv2d, bias": (lambda: F.conv2d(IMAGES, WEIGHT, VECTOR), ValueError, r"conv2d with 8 output channels needs a bias of shape \[8\]; got \[4\]"),
+    "conv2d, stride": (lambda: F.conv2d(IMAGES, WEIGHT, stride=0), ValueError, "stride is one integer >= 1, or two; got 0"),
+    "conv2d, padding": (lambda: F.conv2d(IMAGES, WEIGHT, padding=(1, -1)), ValueError, r"padding is one integer >= 0, or two; got \(1, -1\)"),
+    "conv2d, window": (lambda: F.conv2d(IMAGES, WEIGHT, dilation=4), ValueError, "conv2d: a window of 9 does not fit an image of 6 padded by 0"),
+    "conv2d, types": (lambda: F.conv2d(DOUBLES, WEIGHT), TypeError, r"conv2d takes operands of one floating-point type; got flow.float64, flow.float32; convert with .to\(\)"),
+    "conv2d, integers": (lambda: F.conv2d(INTEGERS, INTEGERS), TypeError, "conv2d takes operands of one floating-point type; got flow.int64"),
+    "conv2d, array": (lambda: F.conv2d(IMAGES, np.ones((8, 4, 3, 3), np.float32)), TypeError, "conv2d takes operands of one floating-point type; got flow.float32, float32"),
+    "max_pool2d, window": (lambda: F.max_pool2d(IMAGES, 7), ValueError, "max_pool2d: a window of 7 does not fit an image of 6 padded by 0"),
+    "max_pool2d, padding": (lambda: F.max_pool2d(IMAGES, 3, padding=2), ValueError, r"max_pool2d pads by at most half its window \(3, 3\); got \(2, 2\)"),
+    "max_pool2d, dimensions": (lambda: F.max_pool2d(VECTOR, 2), ValueError, r"max_pool2d takes images"),
+    "max_pool2d, integers": (lambda: F.max_pool2d(INTEGERS, 2), TypeError, "max_pool2d takes operands of one floating-point type; got flow.int64"),
+    "global_avg_pool2d": (lambda: F.global_avg_pool2d(flow.ones(2, 3)), ValueError, r"global_avg_pool2d takes images"),
+    "batch_norm, weight": (lambda: F.batch_norm(IMAGES, None, None, flow.ones(3), training=True), ValueError, r"batch_norm over 4 channels got a weight of shape \[3\]"),
+    "batch_norm, running": (lambda: F.batch_norm(IMAGES, flow.ones(3), VECTOR), ValueError, r"got a running_mean of shape \[3\]"),
+    "batch_norm, no running": (lambda: F.batch_norm(IMAGES, None, VECTOR), ValueError, "outside training needs running_mean and running_var"),
+    "batch_norm, one value": (lambda: F.batch_norm(flow.ones(1, 4, 1, 1), None, None, training=True), ValueError, r"more than one value per channel; got shape \[1, 4, 1, 1\]"),
+    "batch_norm, no value": (lambda: F.batch_norm(flow.ones(0, 4, 2, 2), None, None, training=True), ValueError, r"more than one value per channel; got shape \[0, 4, 2, 2\]"),
+    "batch_norm, residual": (lambda: F.batch_norm(IMAGES, VECTOR, VECTOR, residual=flow.ones(2, 4, 6, 5)), ValueError, r"got a residual of \[2, 4, 6, 5\]"),
+    "batch_norm, integers": (lambda: F.batch_norm(INTEGERS, VECTOR, VECTOR), TypeError, "batch_norm takes operands of one floating-point type; got flow.int64"),
+    "linear": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 4)), ValueError, r"linear takes x \[N, I\] and weight \[O, I\]; got \[2, 3\] and \[5, 4\]"),
+    "linear, bias": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 3), flow.ones(3)), ValueError, r"linear with 5 outputs got a bias of shape \[3\]"),
+    "linear, types": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 3, dtype=flow.float64)), TypeError, "linear takes operands of one floating-point type"),
+    "matmul": (lambda: flow.ones(2, 3) @ flow.ones(2, 3), ValueError, r"got \[2, 3\] and \[2, 3\]"),
+    "matmul, vector": (lambda: flow.ones(2, 3) @ flow.ones(3), ValueError, r"got \[2, 3\] and \[3\]"),
+    "matmul, number": (lambda: flow.ones(2, 3) @ 2, TypeError, "matmul takes two tensors; got Tensor and int"),
+    "matmul, types": (lambda: flow.ones(2, 2) @ flow.ones(2, 2, dtype=flow.float64), TypeError, "operands of one type; got flow.float32 and flow.float64"),
+    "cross_entropy, shapes": (lambda: F.cross_entropy(flow.ones(2, 3), flow.tensor([1])), ValueError, r"logits \[N, C\] and targets \[N\]; got \[2, 3\] and \[1\]"),
+    "cross_entropy, floats": (lambda: F.cross_entropy(flow.ones(2, 3), flow.ones(2)), TypeError, "class numbers as int64 or int32; got flow.float32"),
+    "cross_entropy, classes": (lambda: F.cross_entropy(flow.ones(2, 3), flow.tensor([0, 3])), ValueError, r"targets must lie in \[0, 3\), the number of classes; got 0 to 3"),
+    "cross_entropy, negative": (lambda: F.cross_entropy(flow.ones(2, 3), flow.tensor([0, -1])), ValueError, "got -1 to 0"),
+    "add, shapes": (lambda: flow.ones(2, 3) + flow.ones(2), ValueError, r"shapes \[2, 3\] and \[2\] do not broadcast"),
+    "add, text": (lambda: flow.ones(2) + "a", TypeError, "add takes tensors; got str"),
+    "add, array": (lambda: flow.ones(2) + np.ones(2), TypeError, r"add takes tensors; got ndarray, which flow.tensor\(\) converts"),
+    "add, float to integers": (lambda: flow.tensor([1, 2]) + 1.5, TypeError, r"int64 tensor meets the float 1.5; convert the tensor with .to\(\)"),
+    "divide, integers": (lambda: flow.tensor([1, 2]) / 2, TypeError, r"divide takes floating-point operands; got flow.int64; convert"),
+    "divide, by integers": (lambda: 2 / flow.tensor([1, 2]), TypeError, "divide takes floating-point operands; got flow.int64"),
+    "exp, integers": (lambda: flow.exp(flow.tensor([1, 2])), TypeError, "exp takes operands of one floating-point type; got flow.int64"),
+    "sum, dimension": (lambda: flow.ones(2).sum(1), IndexError, "dimension 1 of a tensor with 1 dimensions"),
+    "sum, twice": (lambda: flow.ones(2, 2).sum((0, -2)), ValueError, r"dimensions \(0, -2\) name one twice"),
+    "argmax, empty": (lambda: flow.ones(2, 0).argmax(1), ValueError, r"argmax over dimension 1 of shape \[2, 0\], which is empty"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    call, error, text = REFUSED[name]
+    with pytest.raises(error, match=text) as refused:
+        call()
+    assert "\n" not in str(refused.value)
+
+
+def test_promotion() -> None:
+    for a, b, expected in (
+        (flow.float32, flow.float64, flow.float64),
+        (flow.int64, flow.float32, flow.float32),
+        (flow.int32, flow.int64, flow.int64),
+        (flow.bool_, flow.int32, flow.int32),
+        (flow.uint8, flow.float64, flow.float64),
+    ):
+        for left, right in ((a, b), (b, a)):
+            result = flow.ones(2, dtype=left) + flow.ones(2, dtype=right)
+            assert result.dtype is expected
+            assert result.tolist() == [2, 2] or expected is flow.bool_
+
+
+def test_integers_divided_by_floats() -> None:
+    assert (flow.tensor([1, 2]) / flow.tensor([2.0, 4.0])).tolist() == [0.5, 0.5]
+    assert (1 / flow.tensor([2.0, 4.0])).tolist() == [0.5, 0.25]
+
+
+def test_reductions_of_integers() -> None:
+    assert flow.tensor([1, 2]).sum().dtype is flow.int64
+    assert flow.tensor([True, True]).sum().item() == 2
+    assert flow.tensor([1, 2]).mean().item() == 1.5
+    assert flow.tensor([[1, 5], [7, 2]]).argmax(1).tolist() == [1, 0]
+    assert (flow.tensor([1.0, 2.0]) == flow.tensor([1.0, 3.0])).tolist() == [True, False]
