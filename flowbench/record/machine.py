@@ -49,13 +49,16 @@ def read_machine() -> Machine:
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, and the quota of its container (cgroup 2)."""
+    """Cores this process may use: its affinity, and the quota of its container (cgroup 2 or 1)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    for files in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join(Path("/sys/fs/cgroup", file).read_text() for file in files).split()
+        except (OSError, ValueError):
+            continue
+        if quota not in ("max", "-1"):
+            return max(1, min(cores, int(quota) // int(period)))
+    return cores
 
 
 def default_threads(machine: Machine) -> int:

@@ -22,6 +22,7 @@ ENGINES = {
     "toy-hangs": "odd_engines:Hangs",
     "toy-segfaults": "odd_engines:Segfaults",
     "toy-killed": "odd_engines:Killed",
+    "toy-score": "odd_engines:TellsItsScore",
     "toy-wrong": "odd_engines:WrongGradients",
     "toy-not-finite": "odd_engines:NotFinite",
     "toy-threads": "odd_engines:TooManyThreads",

@@ -72,6 +72,13 @@ class Killed(Odd):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class TellsItsScore(Odd):
+    """Ends with what the kernel thinks of killing it first."""
+
+    def happen(self, training: ToyTraining) -> None:
+        raise ValueError(Path("/proc/self/oom_score_adj").read_text())
+
+
 class WrongGradients(ToyEngine):
     """Trains with gradients ten per cent too small: faster, say."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flowbench.cell import Case, Cell
+from flowbench.measure import ranks
 from flowbench.measure.processes import marked
 from flowbench.measure.ranks import GroupResult, run_group
 from flowbench.measure.wire import Job
@@ -39,6 +40,14 @@ def test_the_first_failure_ends_the_group_under_its_ranks_name() -> None:
     result = group("toy-second-raises")
     assert result.error == "rank 1: ValueError: rank 1 of 2 will not (in phase build)"
     assert result.ranks == ()
+
+
+def test_a_rank_killed_for_memory_says_so_and_is_the_first_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = iter(range(100))  # the kernel's counter of such kills, as if it had risen
+    monkeypatch.setattr(ranks, "_memory_kills", lambda: next(kills))
+    result = group("toy-killed", world_size=1)
+    assert result.error == "killed by SIGKILL in phase steps, after step 1: the system ran out of memory"
+    assert (group("toy-score", world_size=1).error or "").startswith("ValueError: 1000 ")
 
 
 def test_a_rank_that_hangs_ends_the_group() -> None:
