@@ -4,7 +4,7 @@
     def test_values(name, case, dtype):
         check.kernel(cpu, TABLE, name, case, dtype)
 
-Each case runs in every layout: row-major, NHWC, sliced, transposed, and mixed. Outputs hold poison beforehand, so that
+Each case runs in every layout: row-major, NHWC, sliced, transposed, and mixed (float64 in two of them). Outputs hold poison beforehand, so that
 an element that is not written shows, and gaps between elements hold it too, so that a write outside the view shows.
 An element may be off by a few roundings of the terms that were added up to make it, not by a fixed amount.
 """
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.lib.stride_tricks import as_strided
 
 from framework import dtype as dtypes
 from framework.device import Device, cpu
@@ -56,7 +55,7 @@ def kernel(
     if epsilon is None:
         # bfloat16 keeps 8 bits of a number.
         epsilon = 2.0**-7 if dtype.numpy is None else float(np.finfo(dtype.numpy).eps)
-    for layout in LAYOUTS:
+    for layout in LAYOUTS if dtype is not float64 else ("row-major", "mixed"):
         if layout == "odd strides of 1" and not _has_unit_extent(case):
             continue
         got = _run(device, table, name, case, dtype, layout, poison=expected)
@@ -201,15 +200,19 @@ def _place(kernels: Runtime, values: np.ndarray, dtype: DType, layout: str) -> _
     stride, offset, size = _geometry(core.shape, layout)
     flat = np.full(size, np.nan if dtype.is_floating else 1, _host_type(dtype))
     is_gap = np.ones(size, bool)
-    steps = tuple(step * flat.itemsize for step in stride)
     with np.errstate(invalid="ignore"):
-        as_strided(flat[offset:], core.shape, steps)[...] = core
-    as_strided(is_gap[offset:], core.shape, stride)[...] = False
+        _strided(flat, core.shape, stride, offset)[...] = core
+    _strided(is_gap, core.shape, stride, offset)[...] = False
     whole = kernels.from_host(flat, dtype)
     shown = [0 if again else step for again, step in zip(repeated, stride, strict=True)]
     if layout == "odd strides of 1":
         shown = [3 if extent == 1 else step for extent, step in zip(values.shape, shown, strict=True)]
     return _Placed(whole.view(values.shape, tuple(shown), offset), whole, is_gap, flat)
+
+
+def _strided(flat: np.ndarray, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> np.ndarray:
+    size = flat.itemsize
+    return np.ndarray(shape, flat.dtype, flat, offset * size, tuple([step * size for step in stride]))
 
 
 def _geometry(shape: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], int, int]:
