@@ -1,0 +1,105 @@
+"""Layers: what they keep between calls, and how their parameters start."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework import nn
+from framework.nn import init
+
+
+def test_batch_norm_keeps_running_figures_in_training_alone() -> None:
+    layer = nn.BatchNorm2d(2, momentum=0.25)
+    x = flow.tensor(
+        np.array([1.0, 2.0, 3.0, 6.0, 0.0, 0.0, 4.0, 4.0], np.float32).reshape(2, 2, 1, 2).transpose(1, 0, 2, 3).copy()
+    )
+    layer(x)
+    np.testing.assert_allclose(layer.running_mean.numpy(), [0.25 * x.numpy()[:, c].mean() for c in (0, 1)])
+    unbiased = [x.numpy()[:, c].var(ddof=1) for c in (0, 1)]
+    np.testing.assert_allclose(layer.running_var.numpy(), [0.75 + 0.25 * v for v in unbiased], rtol=1e-6)
+    assert layer.num_batches_tracked.item() == 1
+    layer.eval()
+    before = layer.running_mean.tolist()
+    layer(x * 5)
+    assert layer.running_mean.tolist() == before
+    assert layer.num_batches_tracked.item() == 1
+
+
+def test_batch_norm_with_residual_and_relu_is_the_same_in_steps() -> None:
+    layer = nn.BatchNorm2d(3)
+    with flow.no_grad():
+        init.normal_(layer.weight)
+        init.normal_(layer.bias)
+    x, residual = flow.randn(4, 3, 5, 5), flow.randn(4, 3, 5, 5)
+    fused = layer(x, residual=residual, relu=True)
+    steps = (layer(x) + residual).relu()
+    np.testing.assert_allclose(fused.detach().numpy(), steps.detach().numpy(), atol=2e-6)
+
+
+@pytest.mark.parametrize("layer", [nn.Conv2d(16, 32, 3), nn.Linear(144, 32)], ids=["conv", "linear"])
+def test_weights_and_biases_start_uniform_within_the_root_of_the_fan_in(layer: nn.Module) -> None:
+    bound = 1 / sqrt(144)
+    for values in (layer.weight.detach().numpy(), layer.bias.detach().numpy()):
+        assert np.abs(values).max() <= bound
+        assert np.abs(values).max() > 0.8 * bound
+    # Uniform: a third of the bound squared, within five standard errors.
+    count = layer.weight.numel()
+    assert abs(np.mean(layer.weight.detach().numpy() ** 2) / (bound**2 / 3) - 1) < 5 * sqrt(4 / 5 / count)
+
+
+def test_kaiming_normal_has_the_variance_that_it_should() -> None:
+    for mode, fan in (("fan_in", 16 * 9), ("fan_out", 64 * 9)):
+        weight = init.kaiming_normal_(flow.empty(64, 16, 3, 3), mode=mode).numpy()
+        assert abs(weight.var() / (2 / fan) - 1) < 5 * sqrt(2 / weight.size)
+    with pytest.raises(ValueError, match="mode is fan_in or fan_out, not 'fan'"):
+        init.kaiming_normal_(flow.empty(2, 2), mode="fan")
+    with pytest.raises(ValueError, match=r"at least two dimensions; got shape \[3\]"):
+        init.kaiming_uniform_(flow.empty(3))
+    assert init.constant_(flow.empty(3), 2.5).tolist() == [2.5] * 3
+
+
+def test_settings_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="groups must divide both channel numbers; got 3 for 4 and 6"):
+        nn.Conv2d(4, 6, 3, groups=3)
+    with pytest.raises(ValueError, match="kernel_size is one integer >= 1, or two; got 0"):
+        nn.Conv2d(4, 6, 0)
+    with pytest.raises(ValueError, match=r"AdaptiveAvgPool2d gives 1×1 images; \(2, 2\) is not supported"):
+        nn.AdaptiveAvgPool2d((2, 2))
+
+
+def test_layers_without_bias_name_none() -> None:
+    layer = nn.Conv2d(4, 6, 3, bias=False)
+    assert layer.bias is None
+    assert list(layer.state_dict()) == ["weight"]
+    assert layer(flow.ones(1, 4, 5, 5)).shape == (1, 6, 3, 3)
+
+
+def test_images_come_out_in_nhwc() -> None:
+    layer = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    y = layer(flow.randn(2, 3, 8, 8))
+    assert y.shape == (2, 8, 4, 4)
+    assert y.stride() == (128, 1, 32, 8)
+    y.sum().backward()
+
+
+def test_loss_layer() -> None:
+    loss = nn.CrossEntropyLoss()(flow.zeros(2, 4), flow.tensor([1, 3]))
+    assert loss.item() == pytest.approx(np.log(4), rel=1e-6)
+    assert loss.shape == ()
+
+
+def test_an_empty_batch_goes_through_a_network_in_evaluation() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 5),
+    ).eval()
+    assert model(flow.zeros(0, 3, 10, 10)).shape == (0, 5)

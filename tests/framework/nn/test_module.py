@@ -1,0 +1,178 @@
+"""Modules: what is filed under which name, and what happens to all of it at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework import nn
+from framework.vm import scope
+
+
+class Branch(nn.Module):
+    """A module with one of each: parameter, buffer, modules, and a setting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(flow.ones(2))
+        self.register_buffer("seen", flow.zeros(1))
+        self.register_buffer("absent", None)
+        self.first = nn.Linear(2, 3)
+        self.rest = nn.Sequential(nn.ReLU(), nn.Linear(3, 2, bias=False))
+        self.setting = 5
+
+    def forward(self, x: flow.Tensor) -> flow.Tensor:
+        return self.rest(self.first(x * self.scale))
+
+
+def test_names_in_order() -> None:
+    module = Branch()
+    assert [name for name, _ in module.named_parameters()] == ["scale", "first.weight", "first.bias", "rest.1.weight"]
+    assert [name for name, _ in module.named_buffers()] == ["seen"]
+    assert [name for name, _ in module.named_modules()] == ["", "first", "rest", "rest.0", "rest.1"]
+    assert list(module.state_dict()) == ["scale", "seen", "first.weight", "first.bias", "rest.1.weight"]
+    assert len(list(module.parameters())) == 4
+    assert [type(m).__name__ for m in module.children()] == ["Linear", "Sequential"]
+
+
+def test_a_shared_parameter_comes_once_and_is_saved_under_both_names() -> None:
+    module = Branch()
+    module.rest[1].weight = module.scale
+    assert [name for name, _ in module.named_parameters()] == ["scale", "first.weight", "first.bias"]
+    assert "rest.1.weight" in module.state_dict()
+
+
+def test_what_is_replaced_is_filed_anew() -> None:
+    module = Branch()
+    module.first = None
+    assert "first.weight" not in module.state_dict()
+    assert module.first is None
+    module.first = nn.Parameter(flow.ones(1))
+    assert "first" in dict(module.named_parameters())
+    module.first = nn.Linear(2, 2)
+    assert [n for n, _ in module.named_parameters()] == ["scale", "rest.1.weight", "first.weight", "first.bias"]
+    module.seen = flow.ones(1)
+    assert module.state_dict()["seen"].tolist() == [1]
+    del module.rest
+    assert "rest.1.weight" not in module.state_dict()
+
+
+def test_a_parameter_is_only_replaced_by_one() -> None:
+    module = Branch()
+    with pytest.raises(TypeError, match="scale is a parameter; it takes a Parameter or None, not Tensor"):
+        module.scale = flow.ones(2)
+    module.scale = None
+    assert "scale" not in module.state_dict()
+
+
+def test_modes() -> None:
+    module = Branch()
+    assert module.eval() is module
+    assert not any(m.training for m in module.modules())
+    module.train()
+    assert all(m.training for m in module.modules())
+
+
+def test_gradients_of_all() -> None:
+    module = Branch()
+    module(flow.ones(1, 2)).sum().backward()
+    assert all(p.grad is not None for p in module.parameters())
+    module.zero_grad()
+    assert all(p.grad is None for p in module.parameters())
+    module.requires_grad_(False)
+    assert not module(flow.ones(1, 2)).requires_grad
+
+
+def test_conversion_keeps_the_parameters_themselves() -> None:
+    module = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    before = list(module.parameters())
+    module(flow.ones(2, 1, 2, 2)).sum().backward()
+    assert module.to(flow.float64) is module
+    assert all(a is b for a, b in zip(before, module.parameters(), strict=True))
+    assert {name: t.dtype for name, t in module.state_dict().items()} == {
+        "0.weight": flow.float64, "0.bias": flow.float64, "1.weight": flow.float64, "1.bias": flow.float64,
+        "1.running_mean": flow.float64, "1.running_var": flow.float64, "1.num_batches_tracked": flow.int64,
+    }  # fmt: skip
+    assert all(p.grad is None and p.is_leaf and p.requires_grad for p in module.parameters())
+    module(flow.ones(2, 1, 2, 2, dtype=flow.float64)).sum().backward()
+    assert before[0].grad.dtype is flow.float64
+
+
+def test_saved_and_loaded() -> None:
+    one, other = Branch(), Branch()
+    state = one.state_dict()
+    assert all(not t.requires_grad for t in state.values())
+    other.load_state_dict(state)
+    for name, tensor in other.state_dict().items():
+        np.testing.assert_array_equal(tensor.numpy(), state[name].numpy())
+    # Copied, not shared; while the state itself shares memory with its module.
+    with flow.no_grad():
+        other.scale.fill_(7.0)
+        one.scale.fill_(3.0)
+    assert state["scale"].tolist() == [3, 3]
+    assert other.scale.tolist() == [7, 7]
+    other.load_state_dict({name: tensor.numpy().astype(np.float64) for name, tensor in state.items()})
+    assert other.scale.dtype is flow.float32
+    assert other.scale.tolist() == [3, 3]
+    assert other.scale.requires_grad
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_copied() -> None:
+    module = Branch()
+    state = {name: tensor.numpy() + 1 for name, tensor in module.state_dict().items()}
+    before = module.scale.tolist()
+    with pytest.raises(
+        ValueError, match=r"the state does not fit Branch: first\.weight has shape \[3, 3\], expected \[3, 2\]"
+    ):
+        module.load_state_dict({**state, "first.weight": np.ones((3, 3))})
+    with pytest.raises(ValueError, match=r"missing first\.bias; unknown module\.scale"):
+        module.load_state_dict({**{k: v for k, v in state.items() if k != "first.bias"}, "module.scale": np.ones(2)})
+    with pytest.raises(ValueError, match=r"missing scale, seen, first\.weight and 2 more"):
+        module.load_state_dict({})
+    assert module.scale.tolist() == before
+    module.load_state_dict({"scale": np.array([5.0, 6.0]), "more": np.ones(1)}, strict=False)
+    assert module.scale.tolist() == [5, 6]
+
+
+def test_a_state_without_the_counter_of_batches_loads() -> None:
+    module = nn.BatchNorm2d(2)
+    module.load_state_dict({name: t for name, t in module.state_dict().items() if name != "num_batches_tracked"})
+
+
+def test_apply_goes_inside_first() -> None:
+    seen = []
+    module = nn.Sequential(nn.Sequential(nn.ReLU()))
+    module.apply(lambda m: seen.append(type(m).__name__))
+    assert seen == ["ReLU", "Sequential", "Sequential"]
+
+
+def test_sequential() -> None:
+    module = nn.Sequential(nn.ReLU(), nn.Flatten())
+    assert len(module) == 2
+    assert isinstance(module[1], nn.Flatten)
+    assert isinstance(module[-1], nn.Flatten)
+    assert module(flow.tensor([[[-1.0, 2.0]]])).tolist() == [[0, 2]]
+
+
+def test_a_module_without_forward_says_so() -> None:
+    with pytest.raises(TypeError, match=r"Module defines no forward\(\)"):
+        nn.Module()(1)
+
+
+def test_the_place_is_left_also_by_an_error() -> None:
+    module = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match="linear takes"):
+        module(flow.ones(3))
+    assert scope.current is None
+
+
+def test_repr_shows_the_tree() -> None:
+    text = repr(nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.Linear(8, 2)))
+    assert text.splitlines() == [
+        "Sequential(",
+        "  0: Conv2d(weight=[8, 3, 3, 3], stride=(2, 2), padding=(0, 0))",
+        "  1: BatchNorm2d(8, eps=1e-05, momentum=0.1)",
+        "  2: Linear(8 -> 2)",
+        ")",
+    ]

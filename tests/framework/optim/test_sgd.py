@@ -1,0 +1,143 @@
+"""Stochastic gradient descent: PyTorch's, step by step, and what it keeps and refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework.optim import SGD
+from tests.framework.kernels.cases import draw
+from tests.framework.tensors import leaf
+
+VARIANTS: list[dict[str, Any]] = [
+    {"lr": 0.1},
+    {"lr": 0.1, "weight_decay": 0.05},
+    {"lr": 0.1, "momentum": 0.9},
+    {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05},
+    {"lr": 0.1, "momentum": 0.9, "dampening": 0.4},
+    {"lr": 0.1, "momentum": 0.9, "dampening": 0.4, "weight_decay": 0.05},
+    {"lr": 0.1, "momentum": 0.9, "nesterov": True},
+    {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
+    {"lr": 0.0, "momentum": 0.9},
+]
+
+
+@pytest.mark.parametrize("settings", VARIANTS, ids=str)
+def test_as_pytorch_in_float64(settings: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch", reason="compares with torch.optim.SGD")
+    start = [draw(4, 3), draw(5, seed=1), draw(seed=2)]
+    mine = [flow.tensor(values, requires_grad=True) for values in start]
+    theirs = [torch.tensor(values, requires_grad=True) for values in start]
+    my_optimizer, their_optimizer = SGD(mine, **settings), torch.optim.SGD(theirs, **settings)
+    for step in range(6):
+        for index, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+            # The second parameter misses its first two gradients and one later: its momentum starts late and pauses.
+            if index == 1 and step in (0, 1, 4):
+                a.grad = b.grad = None
+                continue
+            gradient = draw(*a.shape, seed=10 * step + index)
+            a.grad, b.grad = flow.tensor(gradient), torch.tensor(gradient)
+        my_optimizer.step()
+        their_optimizer.step()
+        for a, b in zip(mine, theirs, strict=True):
+            np.testing.assert_allclose(a.detach().numpy(), b.detach().numpy(), rtol=1e-14, atol=1e-15)
+
+
+def test_gradients_and_strides_are_left_alone() -> None:
+    parameter = flow.tensor(draw(3, 4).T.copy()).transpose(0, 1).detach().requires_grad_()
+    expected = parameter.detach().numpy() - 0.5 * 2.0
+    parameter.grad = flow.full((3, 4), 2.0, dtype=flow.float64)
+    optimizer = SGD([parameter], 0.5, momentum=0.9)
+    optimizer.step()
+    assert parameter.grad.tolist() == [[2.0] * 4] * 3
+    np.testing.assert_array_equal(parameter.detach().numpy(), expected)
+    assert parameter.stride() == (1, 3)
+
+
+def test_a_step_is_a_write_that_backward_notices() -> None:
+    x = leaf(1, 2)
+    y = (x * x).sum()
+    x.grad = flow.ones(2)
+    SGD([x], 0.1).step()
+    with pytest.raises(RuntimeError, match="written in place"):
+        y.backward()
+
+
+def test_zero_grad() -> None:
+    x, y = leaf(1, 2), leaf(3)
+    optimizer = SGD([x, y], 0.1)
+    x.grad = kept = flow.ones(2)
+    optimizer.zero_grad(set_to_none=False)
+    assert x.grad is kept
+    assert kept.tolist() == [0, 0]
+    assert y.grad is None
+    optimizer.zero_grad()
+    assert x.grad is None
+
+
+def test_its_state_moves_to_another_optimizer() -> None:
+    def run(steps: int, x: flow.Tensor, optimizer: SGD) -> None:
+        for _ in range(steps):
+            x.grad = flow.tensor([1.0, -3.0])
+            optimizer.step()
+
+    x = leaf(1, 2)
+    optimizer = SGD([x], 0.1, momentum=0.9, weight_decay=0.01)
+    run(2, x, optimizer)
+    y = flow.tensor(x.tolist(), requires_grad=True)
+    other = SGD([y], 0.5)
+    other.load_state_dict(optimizer.state_dict())
+    run(3, x, optimizer)
+    run(3, y, other)
+    assert x.tolist() == y.tolist()
+
+
+def test_a_state_is_a_copy_and_must_fit() -> None:
+    x = leaf(1, 2)
+    optimizer = SGD([x], 0.1, momentum=0.9)
+    x.grad = flow.ones(2)
+    optimizer.step()
+    state = optimizer.state_dict()
+    optimizer.step()
+    assert state["buffers"][0].tolist() == [1, 1]
+    with pytest.raises(ValueError, match="the momentum buffer of parameter 0 does not fit"):
+        SGD([leaf(1, 2, 3)], 0.1).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"lr": -0.1}, "lr must not be negative; got -0.1"),
+        ({"lr": float("nan")}, "lr must not be negative; got nan"),
+        ({"lr": 0.1, "momentum": -1}, "momentum must not be negative; got -1"),
+        ({"lr": 0.1, "weight_decay": -1}, "weight_decay must not be negative; got -1"),
+        ({"lr": 0.1, "nesterov": True}, "nesterov needs a momentum and no dampening"),
+        (
+            {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "nesterov": True},
+            "nesterov needs a momentum and no dampening",
+        ),
+    ],
+)
+def test_settings_that_are_none(settings: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        SGD([leaf(1)], **settings)
+
+
+def test_parameters_that_are_none() -> None:
+    with pytest.raises(ValueError, match="SGD got no parameters"):
+        SGD([], 0.1)
+    with pytest.raises(TypeError, match=r"an iterable of tensors, such as model.parameters\(\); got Tensor"):
+        SGD(leaf(1, 2), 0.1)
+    with pytest.raises(TypeError, match="got Tensor, int"):
+        SGD([leaf(1), 5], 0.1)
+
+
+def test_its_memory_is_named() -> None:
+    x = flow.ones(1 << 19, requires_grad=True)
+    optimizer = SGD([x], 0.1, momentum=0.9)
+    x.grad = flow.ones(1 << 19)
+    optimizer.step()
+    assert any(line.split() == ["2.0", "MiB", "1", "SGD.step"] for line in flow.cpu.memory_summary().splitlines())

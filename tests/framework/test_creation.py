@@ -1,0 +1,177 @@
+"""Making tensors, and reading them back."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework.dtype import ALL, by_name
+
+
+def test_types_of_values() -> None:
+    assert flow.tensor([1.0, 2.0]).dtype is flow.float32
+    assert flow.tensor([1, 2]).dtype is flow.int64
+    assert flow.tensor([True]).dtype is flow.bool_
+    assert flow.tensor(1.5).shape == ()
+    assert flow.tensor(np.ones(2)).dtype is flow.float64
+    assert flow.tensor(np.float64(1)).dtype is flow.float64
+    assert flow.tensor([1, 2], dtype=flow.float64).tolist() == [1.0, 2.0]
+    assert flow.tensor([[1, 2], [3, 4]]).shape == (2, 2)
+    assert flow.tensor([]).shape == (0,)
+
+
+def test_values_are_copied() -> None:
+    values = np.ones(3, np.float32)
+    x, y = flow.tensor(values), flow.from_numpy(values)
+    z = flow.tensor(x)
+    values[0] = 9
+    x.fill_(7.0)
+    assert y.tolist() == [1, 1, 1]
+    assert z.tolist() == [1, 1, 1]
+
+
+def test_strided_values_are_read_as_they_are_shown() -> None:
+    values = np.arange(12.0).reshape(3, 4)
+    for view in (
+        values.T,
+        values[::2, ::-1],
+        np.broadcast_to(values[0], (2, 4)),
+        np.asfortranarray(values),
+        values.astype(">f8"),
+    ):
+        np.testing.assert_array_equal(flow.tensor(view.astype(view.dtype.newbyteorder("="), copy=False)).numpy(), view)
+
+
+def test_filled() -> None:
+    assert flow.zeros(2, 3).tolist() == [[0, 0, 0]] * 2
+    assert flow.ones((2,)).tolist() == [1, 1]
+    assert flow.full((2, 1), 3.5).tolist() == [[3.5], [3.5]]
+    assert flow.full(2, 3, dtype=flow.int64).tolist() == [3, 3]
+    assert flow.zeros().shape == ()
+    assert flow.empty(0, 5).shape == (0, 5)
+    assert flow.zeros(np.int64(2), np.int32(1)).shape == (2, 1)
+    assert flow.ones(2, requires_grad=True).requires_grad
+    like = flow.zeros_like(flow.ones(2, 3, 4, 5).permute(0, 3, 1, 2))
+    assert (like.shape, like.stride()) == ((2, 5, 3, 4), (60, 1, 20, 5))
+    assert like.sum().item() == 0
+
+
+def test_ranges() -> None:
+    assert flow.arange(4).tolist() == [0, 1, 2, 3]
+    assert flow.arange(4).dtype is flow.int64
+    assert flow.arange(1, 7, 2).tolist() == [1, 3, 5]
+    assert flow.arange(0, 1, 0.25).tolist() == [0, 0.25, 0.5, 0.75]
+    assert flow.arange(0).shape == (0,)
+
+
+def test_random_numbers_come_from_the_seed() -> None:
+    flow.manual_seed(3)
+    first, second = flow.rand(5), flow.randn(2, 2)
+    flow.manual_seed(3)
+    assert flow.rand(5).tolist() == first.tolist()
+    assert flow.randn(2, 2).tolist() == second.tolist()
+    assert flow.rand(5).tolist() != first.tolist()
+    flow.manual_seed(4)
+    assert flow.rand(5).tolist() != first.tolist()
+    generator = flow.Generator(3)
+    out = flow.empty(5)
+    generator.uniform(out.array, 0.0, 1.0)
+    assert out.tolist() == first.tolist()
+
+
+def test_draws_do_not_overlap() -> None:
+    flow.manual_seed(1)
+    one = np.concatenate([flow.rand(n).numpy() for n in (1, 3, 4, 5, 8)])
+    assert len(set(one.tolist())) == len(one)
+    flow.manual_seed(1)
+    assert flow.rand(4).tolist()[0] == one[0]
+
+
+def test_the_layout_does_not_change_what_is_drawn() -> None:
+    flow.manual_seed(1)
+    dense = flow.nn.init.uniform_(flow.empty(2, 3)).tolist()
+    flow.manual_seed(1)
+    assert flow.nn.init.uniform_(flow.empty(3, 2).transpose(0, 1)).tolist() == dense
+
+
+def test_requests_that_are_none() -> None:
+    with pytest.raises(ValueError, match=r"a shape has no negative extents: \[2, -1\]"):
+        flow.zeros(2, -1)
+    with pytest.raises(TypeError, match="interpreted as an integer"):
+        flow.zeros(2.5, 1)
+    with pytest.raises(TypeError, match=r"dtype is one of flow.bool, .*flow.float64; got 'float32'"):
+        flow.zeros(2, dtype="float32")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got <class 'numpy\.float32'>"):
+        flow.tensor([1.0], dtype=np.float32)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="arrays of float16 are not supported; convert to one of"):
+        flow.tensor(np.ones(2, np.float16))
+    with pytest.raises(TypeError, match="arrays of <U1 are not supported"):
+        flow.tensor("a")
+    with pytest.raises(TypeError, match=r"rand gives floating-point numbers, not flow\.int64"):
+        flow.rand(2, dtype=flow.int64)
+    with pytest.raises(ValueError, match="no device is called 'tpu'"):
+        flow.zeros(2, device="tpu")
+    with pytest.raises(TypeError, match=r"only floating-point tensors can require a gradient, not flow\.int64"):
+        flow.tensor([1], requires_grad=True)
+    for seed in (-1, 2**64):
+        with pytest.raises(ValueError, match="a seed is an integer from 0"):
+            flow.manual_seed(seed)
+    with pytest.raises(TypeError, match=r"no element type is called 'float8'; there are bool, .*float64"):
+        by_name("float8")
+
+
+def test_types_and_devices_are_one_object_each_also_after_a_journey() -> None:
+    for dtype in ALL:
+        assert pickle.loads(pickle.dumps(dtype)) is dtype
+        assert by_name(dtype.name) is dtype
+    assert pickle.loads(pickle.dumps(flow.device("cpu"))) is flow.device("cpu")
+    assert str(flow.device("cpu")) == "cpu"
+
+
+# ---- reading back
+
+
+def test_reading() -> None:
+    x = flow.tensor([[1.5, 2.5]])
+    assert x.tolist() == [[1.5, 2.5]]
+    assert flow.tensor(3).item() == 3
+    assert float(flow.tensor([2.0])) == 2
+    assert int(flow.tensor([2.7])) == 2
+    assert len(flow.zeros(3, 2)) == 3
+    assert (x.ndim, x.numel(), x.shape) == (2, 2, (1, 2))
+    assert np.asarray(x).tolist() == [[1.5, 2.5]]
+    with pytest.raises(ValueError, match=r"item\(\) needs a tensor of one element; this one has shape \[1, 2\]"):
+        x.item()
+    with pytest.raises(ValueError, match="one element"):
+        bool(x)
+    with pytest.raises(TypeError, match="a 0-d tensor has no length"):
+        len(flow.tensor(1))
+    with pytest.raises(RuntimeError, match=r"requires a gradient; call detach\(\)"):
+        flow.ones(1, requires_grad=True).numpy()
+
+
+def test_repr() -> None:
+    assert repr(flow.tensor([1.0, 2.5])) == "tensor([1. , 2.5])"
+    assert repr(flow.tensor([1, 2])) == "tensor([1, 2], dtype=flow.int64)"
+    x = flow.tensor([1.0], requires_grad=True)
+    assert repr(x) == "tensor([1.], requires_grad=True)"
+    assert repr(x * 2) == "tensor([2.], grad of multiply)"
+    assert len(repr(flow.zeros(1000, 1000))) < 500
+
+
+def test_conversion() -> None:
+    x = flow.tensor([1.7, -2.7])
+    assert x.to(flow.float32) is x
+    assert x.to("cpu") is x
+    assert x.to(flow.int64).tolist() == [1, -2]
+    assert x.to(flow.float64).dtype is flow.float64
+    assert flow.tensor([0, 3]).to(flow.bool_).tolist() == [False, True]
+
+
+def test_tensors_are_hashable_and_compare_elements() -> None:
+    x, y = flow.tensor([1.0, 2.0]), flow.tensor([1.0, 3.0])
+    assert len({x, y, x}) == 2
+    assert (x == y).tolist() == [True, False]
