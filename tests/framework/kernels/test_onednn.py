@@ -1,17 +1,164 @@
-"""oneDNN's kernels pass the check that every table passes, and take the fast way where it matters."""
+"""oneDNN's kernels pass the check that every table passes, and take compiled code where it matters."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+
+import numpy as np
 import pytest
 
 from framework.device import cpu
-from framework.dtype import float32, float64
+from framework.dtype import float32, float64, uint8
 from framework.kernels import onednn, reference
+from framework.kernels.onednn import convolution, elementwise, library, matmul, normalization, optimizer, pooling
+from framework.vm import Array, channels_last_stride, runtime
 from tests.framework.kernels import check
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason=onednn.why())
+
+GEOMETRY = ((1, 1), (1, 1), (1, 1), 1)
 
 
 @pytest.mark.parametrize(("name", "case", "dtype"), check.all_cases(dtypes=(float32, float64)))
 def test_values(name, case, dtype):
     check.kernel(cpu, onednn.table(reference.TABLE), name, case, dtype)
+
+
+def _layout(*shape: int) -> tuple:
+    return shape, channels_last_stride(shape)
+
+
+def _row_major(*shape: int) -> tuple:
+    return shape, tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+
+
+def _random(*shape: int, seed: int = 0) -> Array:
+    stride = channels_last_stride(shape) if len(shape) == 4 else None
+    array = runtime(cpu).empty(shape, float32, stride)
+    array.ndarray[...] = np.random.default_rng(seed).standard_normal(shape)
+    return array
+
+
+def test_no_convolution_of_a_resnet_is_left_to_plain_loops():
+    for channels, size, out, kernel, stride in [
+        (3, 32, 64, 7, 2),
+        (64, 14, 64, 3, 1),
+        (64, 14, 256, 1, 1),
+        (256, 14, 512, 1, 2),
+    ]:
+        padding = (kernel // 2,) * 2
+        geometry = ((stride, stride), padding, (1, 1), 1)
+        x, y = _layout(2, channels, size, size), _layout(2, out, size // stride, size // stride)
+        weight = _row_major(out, channels, kernel, kernel)
+        assert convolution._forward(y, x, weight, False, geometry) is not None
+        assert convolution._backward_weight(weight, False, y, x, geometry) is not None
+        assert convolution._backward_input(x, y, weight, geometry) is not None
+
+
+def test_no_elementwise_primitive_is_left_to_plain_loops():
+    size = 4096
+    made = [
+        elementwise._add(size),
+        elementwise._add_relu(size),
+        elementwise._greater_than_zero(size),
+        elementwise._multiply_by_mask(size),
+        elementwise._relu(size),
+        elementwise._relu_backward(size),
+        optimizer._scaled_sum(size, 0.9),
+        optimizer._blended_sum(size, 0.5, 0.9),
+        normalization._forward((2, 64, 8, 8), 14, 1e-5),
+        normalization._backward((2, 64, 8, 8), 14, 0.0),
+        pooling._max_pool(
+            _layout(2, 64, 4, 4), _layout(2, 64, 4, 4), _layout(2, 64, 8, 8), (3, 3), (2, 2), (1, 1)
+        )._primitive,
+        matmul._product(_row_major(4, 1000), _row_major(4, 2048), _row_major(2048, 1000), has_bias=True),
+    ]
+    assert [primitive.description.implementation for primitive in made if primitive.description.is_reference] == []
+
+
+def test_a_convolution_nobody_compiled_is_numpys():
+    # Three groups of one channel each over row-major memory, with a kernel larger than oneDNN's own code takes.
+    kernels, attributes = runtime(cpu), {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 3}
+    x, weight = _random(1, 3, 40, 40), _random(6, 1, 33, 33, seed=1)
+    y, expected = _random(1, 6, 8, 8), _random(1, 6, 8, 8)
+    kernels.conv2d(y, x, weight, None, **attributes)
+    reference.TABLE.kernels["conv2d"](expected, x, weight, None, **attributes)
+    np.testing.assert_allclose(y.ndarray, expected.ndarray, rtol=1e-4, atol=1e-3)
+
+
+def test_the_same_inputs_give_the_same_bits():
+    kernels, attributes = runtime(cpu), {"stride": (1, 1), "padding": (1, 1), "dilation": (1, 1), "groups": 1}
+    x, grad_y = _random(4, 64, 28, 28), _random(4, 64, 28, 28, seed=1)
+    seen = set()
+    for _ in range(20):
+        grad_weight = runtime(cpu).empty((64, 64, 3, 3), float32)
+        kernels.conv2d_backward_weight(grad_weight, None, grad_y, x, **attributes)
+        seen.add(grad_weight.ndarray.tobytes())
+    assert len(seen) == 1
+
+
+def test_one_primitive_called_from_many_threads():
+    kernels, failures = runtime(cpu), []
+
+    def work(seed: int) -> None:
+        a, b = _random(2, 64, 32, 32, seed=seed), _random(2, 64, 32, 32, seed=seed + 100)
+        out = kernels.empty_like(a)
+        for _ in range(50):
+            kernels.add(out, a, b)
+            if not np.array_equal(out.ndarray, a.ndarray + b.ndarray):
+                failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_the_mask_has_the_size_that_was_promised(has_residual):
+    kernels = runtime(cpu)
+    x, residual = _random(2, 16, 5, 5), _random(2, 16, 5, 5, seed=1)
+    nbytes = onednn.table(reference.TABLE).batch_norm_mask_bytes(x, has_residual=has_residual)
+    assert nbytes == (x.size if has_residual else x.size // 8)
+    guarded = kernels.full((nbytes + 64,), 7, uint8)
+    mask = guarded.view((nbytes,), (1,))
+    y, mean, inv_std = kernels.empty_like(x), _random(16), _random(16)
+    kernels.batch_norm_train(
+        y, mean, inv_std, mask, None, None, x, None, None, residual if has_residual else None,
+        eps=1e-5, momentum=0.1, relu=True,
+    )  # fmt: skip
+    assert (guarded.ndarray[nbytes:] == 7).all()
+    if has_residual:
+        assert np.array_equal(mask.ndarray, (y.ndarray.transpose(0, 2, 3, 1) > 0).ravel())
+
+
+def test_number_of_threads():
+    before = onednn.get_num_threads()
+    try:
+        onednn.set_num_threads(1)
+        assert onednn.get_num_threads() == 1
+        with pytest.raises(ValueError, match="at least 1, not 0"):
+            onednn.set_num_threads(0)
+    finally:
+        onednn.set_num_threads(before)
+
+
+def test_a_refusal_says_what_refused_and_why():
+    with pytest.raises(library.OneDnnError, match=r"dnnl_engine_create failed: invalid arguments \(2\)"):
+        library.library().make("engine_create", 1, 99)
+
+
+def test_a_missing_package_is_said_with_the_way_out(monkeypatch):
+    monkeypatch.setattr(library, "_PACKAGE", "onednn-of-nobody")
+    with pytest.raises(OSError, match="onednn-of-nobody is not installed; `pip install onednn-of-nobody`"):
+        library.find()
+
+
+def test_importing_the_framework_does_not_load_the_library():
+    code = "import sys, framework; print('framework.kernels.onednn.primitive' in sys.modules)"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "False"
