@@ -33,7 +33,6 @@ _C_TYPES: dict[int, Any] = {
 
 DATA_TYPES = {"float32": 0, "float64": 1, "bfloat16": 9}
 
-_MOST_PACKS = 256
 # Up to this size, memory that is kept is cheaper than asking for it at each call.
 _SHARED_WORKSPACE_BYTES = 8 * 1024 * 1024
 _X, _WEIGHT, _Y = 1, 2, 3
@@ -141,7 +140,7 @@ class Handle:
 class Plan:
     """A convolution's algorithm on one device, ready to run: operands are images x, weights and images y."""
 
-    __slots__ = ("_descriptor", "_execute", "_packs", "_pointer", "handle", "workspace_bytes")
+    __slots__ = ("_descriptor", "_execute", "_pack_functions", "_pointer", "handle", "workspace_bytes")
 
     def __init__(self, handle: Handle, descriptor: Descriptor) -> None:
         self.handle = handle
@@ -150,7 +149,7 @@ class Plan:
         self._pointer = descriptor.pointer
         self._execute = functions().cudnnBackendExecute
         self.workspace_bytes = int(descriptor.get(402, INT64)[0])
-        self._packs: dict[tuple[int, int, int, int], Descriptor] = {}
+        self._pack_functions = _pack_functions()
 
     @classmethod
     def of_config(cls, handle: Handle, config: Descriptor) -> Plan:
@@ -179,30 +178,22 @@ class Plan:
             address = room.storage.ptr
         elif self.workspace_bytes:
             address = handle.shared_workspace(stream)
-        key = (x, weight, y, address)
-        pack = self._packs.get(key)
-        if pack is None:
-            pack = self._pack(key)
-        status = self._execute(handle.pointer, self._pointer, pack.pointer)
+        create, set_attribute, finalize, destroy = self._pack_functions
+        # A pack cannot be changed, and seldom do the same addresses come again; the last one's memory is still warm.
+        pack = ctypes.c_void_p()
+        try:
+            status = (
+                create(VARIANT_PACK, ctypes.byref(pack))
+                or set_attribute(pack, 1000, INT64, _THREE, _UIDS)
+                or set_attribute(pack, 1001, POINTER, _THREE, _Addresses(x, weight, y))
+                or set_attribute(pack, 1003, POINTER, _ONE, ctypes.byref(ctypes.c_void_p(address)))
+                or finalize(pack)
+                or self._execute(handle.pointer, self._pointer, pack)
+            )
+        finally:
+            destroy(pack)
         if status:
             raise _error("cudnnBackendExecute", status)
-
-    def _pack(self, key: tuple[int, int, int, int]) -> Descriptor:
-        """A pack cannot be changed, so each set of addresses has its own; steps of a training loop repeat theirs."""
-        if len(self._packs) == _MOST_PACKS:
-            self._packs.clear()
-        pack = Descriptor(VARIANT_PACK)
-        set_attribute = functions().cudnnBackendSetAttribute
-        status = (
-            set_attribute(pack.pointer, 1000, INT64, _THREE, _UIDS)
-            or set_attribute(pack.pointer, 1001, POINTER, _THREE, _Addresses(*key[:3]))
-            or set_attribute(pack.pointer, 1003, POINTER, _ONE, ctypes.byref(ctypes.c_void_p(key[3])))
-            or functions().cudnnBackendFinalize(pack.pointer)
-        )
-        if status:
-            raise _error("variant pack", status)
-        self._packs[key] = pack
-        return pack
 
 
 _Addresses = ctypes.c_void_p * 3
@@ -237,6 +228,18 @@ def functions() -> ctypes.CDLL:
     loaded.cudnnGetVersion.restype = ctypes.c_size_t
     loaded.cudnnGetErrorString.restype = ctypes.c_char_p
     return loaded
+
+
+@cache
+def _pack_functions() -> tuple[Any, Any, Any, Any]:
+    """What makes a variant pack: create, set, finalize, destroy. These are so short that they may keep Python's lock."""
+    keeping_lock = ctypes.PyDLL(functions()._name)
+    return (
+        keeping_lock.cudnnBackendCreateDescriptor,
+        keeping_lock.cudnnBackendSetAttribute,
+        keeping_lock.cudnnBackendFinalize,
+        keeping_lock.cudnnBackendDestroyDescriptor,
+    )
 
 
 def version() -> int:

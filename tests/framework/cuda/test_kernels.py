@@ -96,7 +96,7 @@ def test_convolutions_against_float64(settings, case, allow_tf32):
     settings.cudnn.timed_plans = 3
     for got, expected in _convolve(*CONVOLUTIONS[case]):
         error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
-        assert error < (1e-3 if allow_tf32 else 1e-6)
+        assert error < (1e-3 if allow_tf32 else 2e-5)
 
 
 def test_a_batch_is_cut_where_only_that_fits_the_workspace(settings):

@@ -202,6 +202,8 @@ def _place(kernels: Runtime, values: np.ndarray, dtype: DType, layout: str) -> _
     is_gap = np.ones(size, bool)
     with np.errstate(invalid="ignore"):
         _strided(flat, core.shape, stride, offset)[...] = core
+    if dtype.numpy is None:
+        flat = dtype.decode(dtype.encode(flat))  # as the device gives it back where nothing writes
     _strided(is_gap, core.shape, stride, offset)[...] = False
     whole = kernels.from_host(flat, dtype)
     shown = [0 if again else step for again, step in zip(repeated, stride, strict=True)]
