@@ -209,7 +209,8 @@ def _place(kernels: Runtime, values: np.ndarray, dtype: DType, layout: str) -> _
     shown = [0 if again else step for again, step in zip(repeated, stride, strict=True)]
     if layout == "odd strides of 1":
         shown = [3 if extent == 1 else step for extent, step in zip(values.shape, shown, strict=True)]
-    return _Placed(whole.view(values.shape, tuple(shown), offset), whole, is_gap, flat)
+    held = flat if dtype.numpy is not None else dtype.decode(dtype.encode(flat))
+    return _Placed(whole.view(values.shape, tuple(shown), offset), whole, is_gap, held)
 
 
 def _strided(flat: np.ndarray, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> np.ndarray:
