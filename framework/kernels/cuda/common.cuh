@@ -108,15 +108,36 @@ struct Geometry {
     int64 extent[MOST_DIMS];
     int64 stride[ARRAYS][MOST_DIMS];
 
-    // Where element number `index` lies in each array.
-    __device__ __forceinline__ void locate(int64 index, int64 (&offset)[ARRAYS]) const {
+    // Where element number `index` lies in each array. Returns how many elements the last dimension has from there on.
+    __device__ __forceinline__ int64 locate(int64 index, int64 (&offset)[ARRAYS]) const {
+        int64 left = 1;
 #pragma unroll
         for (int array = 0; array < ARRAYS; array++) offset[array] = 0;
 #pragma unroll 1
         for (int dim = static_cast<int>(dims) - 1; dim >= 0; dim--) {
             const int64 place = split(index, extent[dim]);
+            if (dim == dims - 1) left = extent[dim] - place;
 #pragma unroll
             for (int array = 0; array < ARRAYS; array++) offset[array] += place * stride[array][dim];
+        }
+        return left;
+    }
+
+    // Where SIZE elements from `index` on lie in each array.
+    template <int SIZE>
+    __device__ __forceinline__ void locate_pack(int64 index, int64 (&offset)[ARRAYS][SIZE]) const {
+        int64 at[ARRAYS];
+        int64 left = locate(index, at);
+#pragma unroll
+        for (int i = 0; i < SIZE; i++) {
+#pragma unroll
+            for (int array = 0; array < ARRAYS; array++) offset[array][i] = at[array];
+            if (--left > 0) {
+#pragma unroll
+                for (int array = 0; array < ARRAYS; array++) at[array] += stride[array][dims - 1];
+            } else if (i + 1 < SIZE) {
+                left = locate(index + i + 1, at);
+            }
         }
     }
 };

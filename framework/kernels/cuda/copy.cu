@@ -1,4 +1,4 @@
-// Copies from elements of type INPUT to elements of type OUTPUT, dense and strided.
+// Copies from elements of type INPUT to elements of type OUTPUT: dense, strided, and strided into dense ones.
 #include "common.cuh"
 
 constexpr int WIDTH = 16 / (sizeof(INPUT) > sizeof(OUTPUT) ? sizeof(INPUT) : sizeof(OUTPUT));
@@ -37,5 +37,27 @@ KERNEL strided(OUTPUT* out, const INPUT* in, int64 count, const __grid_constant_
         int64 at[2];
         geometry.locate(i, at);
         out[at[0]] = convert(in[at[1]]);
+    }
+}
+
+// The result is dense in the order of the walk, so that whole packs of it are written.
+KERNEL gathered(OUTPUT* out, const INPUT* in, int64 count, const __grid_constant__ Geometry<1> geometry) {
+    const int64 step = static_cast<int64>(gridDim.x) * THREADS, packs = (count + WIDTH - 1) / WIDTH;
+    const bool aligned = reinterpret_cast<uint64>(out) % sizeof(Pack<OUTPUT, WIDTH>) == 0;
+    for (int64 pack = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; pack < packs; pack += step) {
+        int64 at[1][WIDTH];
+        geometry.locate_pack<WIDTH>(pack * WIDTH, at);
+        const int here = static_cast<int>(min(count - pack * WIDTH, static_cast<int64>(WIDTH)));
+        Pack<OUTPUT, WIDTH> result;
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++)
+            if (i < here) result.at[i] = convert(in[at[0][i]]);
+        if (aligned && here == WIDTH) {
+            store_pack<OUTPUT, WIDTH>(out, pack, result);
+        } else {
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++)
+                if (i < here) out[pack * WIDTH + i] = result.at[i];
+        }
     }
 }

@@ -1,4 +1,5 @@
-// The elementwise kernel OPERATION for the element type TYPE, dense and strided; an operand without an address is a scalar.
+// The elementwise kernel OPERATION for the element type TYPE, dense, strided, and strided into a dense
+// result; an operand without an address is a scalar.
 #include "common.cuh"
 
 constexpr int WIDTH = 16 / sizeof(TYPE);
@@ -87,5 +88,35 @@ KERNEL strided(Result* out, const TYPE* a, const TYPE* b, Scalar a_scalar, Scala
         int64 at[3];
         geometry.locate(i, at);
         out[at[0]] = compute(a ? get(a[at[1]]) : a_value, b ? get(b[at[2]]) : b_value);
+    }
+}
+
+// The result is dense in the order of the walk, so that whole packs of it are written.
+KERNEL gathered(Result* out, const TYPE* a, const TYPE* b, Scalar a_scalar, Scalar b_scalar, int64 count,
+                const __grid_constant__ Geometry<2> geometry) {
+    const Value a_value = static_cast<Value>(a_scalar), b_value = static_cast<Value>(b_scalar);
+    const int64 step = static_cast<int64>(gridDim.x) * THREADS, packs = (count + WIDTH - 1) / WIDTH;
+    const bool aligned = reinterpret_cast<uint64>(out) % sizeof(Pack<Result, WIDTH>) == 0;
+    for (int64 pack = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; pack < packs; pack += step) {
+        int64 at[2][WIDTH];
+        geometry.locate_pack<WIDTH>(pack * WIDTH, at);
+        const int here = static_cast<int>(min(count - pack * WIDTH, static_cast<int64>(WIDTH)));
+        Pack<TYPE, WIDTH> left, right;
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) {
+            if (a && i < here) left.at[i] = a[at[0][i]];
+            if (b && i < here) right.at[i] = b[at[1][i]];
+        }
+        Pack<Result, WIDTH> result;
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++)
+            result.at[i] = compute(a ? get(left.at[i]) : a_value, b ? get(right.at[i]) : b_value);
+        if (aligned && here == WIDTH) {
+            store_pack<Result, WIDTH>(out, pack, result);
+        } else {
+#pragma unroll
+            for (int i = 0; i < WIDTH; i++)
+                if (i < here) out[pack * WIDTH + i] = result.at[i];
+        }
     }
 }

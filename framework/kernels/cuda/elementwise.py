@@ -10,7 +10,7 @@ from typing import Any
 from framework.device import Device
 from framework.dtype import DType, bool_, promote
 from framework.kernels.cuda import compiler, launch
-from framework.kernels.cuda.geometry import Shape, broadcast, walk
+from framework.kernels.cuda.geometry import Shape, Walk, broadcast, walk
 from framework.kernels.table import kernel
 from framework.vm import scratch
 from framework.vm.array import Array, contiguous_stride
@@ -187,14 +187,7 @@ def _plan(
             function, (launch.blocks(device, -(-count // _PER_THREAD)), 1), f"3Q{scalars}", "q", (count,)
         )
     steps = walk(shape, out_stride, *strides)
-    function = compiler.function(device, "elementwise.cu", "strided", **definitions)
-    return launch.prepare(
-        function,
-        (launch.blocks(device, count, per_multiprocessor=32), 1),
-        f"3Q{scalars}",
-        f"qq{steps.code()}",
-        (count, len(steps.extents), *steps.values()),
-    )
+    return _strided(device, "elementwise.cu", definitions, count, steps, f"3Q{scalars}")
 
 
 @lru_cache(maxsize=4096)
@@ -209,11 +202,19 @@ def _copy_plan(
     if steps.is_dense:
         function = compiler.function(device, "copy.cu", "dense", **definitions)
         return launch.prepare(function, (launch.blocks(device, -(-count // _PER_THREAD)), 1), "2Q", "q", (count,))
-    function = compiler.function(device, "copy.cu", "strided", **definitions)
+    return _strided(device, "copy.cu", definitions, count, steps, "2Q")
+
+
+def _strided(
+    device: Device, file: str, definitions: dict[str, Any], count: int, steps: Walk, varying: str
+) -> Callable[..., None]:
+    name, threads = "strided", count
+    if steps.is_dense_in_order:
+        name, threads, steps = "gathered", -(-count // 4), steps.without_first()
     return launch.prepare(
-        function,
-        (launch.blocks(device, count, per_multiprocessor=32), 1),
-        "2Q",
-        f"qq{steps.code()}",
-        (count, len(steps.extents), *steps.values()),
+        compiler.function(device, file, name, **definitions),
+        (launch.blocks(device, threads, per_multiprocessor=32), 1),
+        varying,
+        f"q{steps.code()}",
+        (count, *steps.values()),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from framework.vm.array import contiguous_stride
+
 # As in common.cuh.
 MOST_DIMS = 8
 
@@ -22,9 +24,18 @@ class Walk(NamedTuple):
         """Whether all arrays lie alike in memory, element after element."""
         return len(self.extents) == 0 or (len(self.extents) == 1 and all(stride == (1,) for stride in self.strides))
 
+    @property
+    def is_dense_in_order(self) -> bool:
+        """Whether the first array lies in memory element after element, in the order of the walk."""
+        return self.strides[0] == contiguous_stride(self.extents)
+
+    def without_first(self) -> Walk:
+        """The walk over all arrays but the first."""
+        return Walk(self.extents, self.strides[1:])
+
     def code(self) -> str:
-        """The walk as codes of the struct module: extents, then each array's strides."""
-        return f"{(1 + len(self.strides)) * MOST_DIMS}q"
+        """The walk as codes of the struct module: the number of dimensions, extents, then each array's strides."""
+        return f"{1 + (1 + len(self.strides)) * MOST_DIMS}q"
 
     def values(self) -> list[int]:
         """What `code` packs. Raises ValueError for more dimensions than kernels walk."""
@@ -33,7 +44,8 @@ class Walk(NamedTuple):
                 f"arrays whose layouts differ in {len(self.extents)} dimensions are too many for a CUDA kernel, which walks"
                 f" {MOST_DIMS}; make one of them contiguous first"
             )
-        return [entry for row in (self.extents, *self.strides) for entry in (*row, *[0] * (MOST_DIMS - len(row)))]
+        rows = (self.extents, *self.strides)
+        return [len(self.extents), *[entry for row in rows for entry in (*row, *[0] * (MOST_DIMS - len(row)))]]
 
 
 @lru_cache(maxsize=4096)

@@ -43,8 +43,14 @@ def batch_norm_train(
     relu: bool,
 ) -> None:
     """As the reference kernel of the same name."""
-    vectors = (mean, inv_std, running_mean, running_var, weight, bias)
-    if not _is_plain((y, x, residual), vectors):
+    device, address = x.storage.device, launch.address
+    y_at, x_at, residual_at = y.ptr, x.ptr, address(residual)
+    run = normalization_plans.train(
+        device, x.shape, x.dtype, (y.stride, x.stride, None if residual is None else residual.stride),
+        _kinds(mean, inv_std, running_mean, running_var, weight, bias), relu, mask is not None,
+        (y_at | x_at | residual_at) % 16 == 0,
+    )  # fmt: skip
+    if run is None:
         dense = _Dense()
         batch_norm_train(
             dense.written(y), dense.written(mean), dense.written(inv_std), mask, dense.updated(running_mean),
@@ -53,15 +59,9 @@ def batch_norm_train(
         )  # fmt: skip
         dense.give_back()
         return
-    device = x.storage.device
-    run = normalization_plans.train(
-        device, x.shape, _types(x, mean, weight, bias, running_mean, running_var), relu, residual is not None,
-        mask is not None, _is_aligned(x, y, residual),
-    )  # fmt: skip
-    address = launch.address
     run(
-        launch.stream(device), y.ptr, address(mask), address(running_mean), address(running_var), mean.ptr, inv_std.ptr,
-        x.ptr, address(residual), address(weight), address(bias), eps, momentum,
+        launch.stream(device), y_at, address(mask), address(running_mean), address(running_var), mean.ptr, inv_std.ptr,
+        x_at, residual_at, address(weight), address(bias), eps, momentum,
     )  # fmt: skip
 
 
@@ -80,7 +80,13 @@ def batch_norm_eval(
     relu: bool,
 ) -> None:
     """As the reference kernel of the same name."""
-    if not _is_plain((y, x, residual), (running_mean, running_var, weight, bias)):
+    device, address = x.storage.device, launch.address
+    y_at, x_at, residual_at = y.ptr, x.ptr, address(residual)
+    run = normalization_plans.evaluate(
+        device, x.shape, x.dtype, (y.stride, x.stride, None if residual is None else residual.stride),
+        _kinds(running_mean, running_var, weight, bias), relu, mask is not None, (y_at | x_at | residual_at) % 16 == 0,
+    )  # fmt: skip
+    if run is None:
         dense = _Dense()
         batch_norm_eval(
             dense.written(y), mask, dense.read(x), dense.read(weight), dense.read(bias), dense.read(running_mean),
@@ -88,14 +94,8 @@ def batch_norm_eval(
         )  # fmt: skip
         dense.give_back()
         return
-    device = x.storage.device
-    run = normalization_plans.evaluate(
-        device, x.shape, _types(x, running_mean, weight, bias, running_mean, running_var), relu, residual is not None,
-        mask is not None, _is_aligned(x, y, residual),
-    )  # fmt: skip
-    address = launch.address
     run(
-        launch.stream(device), y.ptr, address(mask), x.ptr, address(residual), address(weight), address(bias),
+        launch.stream(device), y_at, address(mask), x_at, residual_at, address(weight), address(bias),
         running_mean.ptr, running_var.ptr, eps,
     )  # fmt: skip
 
@@ -158,7 +158,22 @@ def _differentiate(
     eps: float | None,
 ) -> None:
     """`spread` is 1/√(variance + eps), or the variance where `eps` is given, outside training."""
-    if not _is_plain((grad_x, grad_residual, grad_y, x), (grad_weight, grad_bias, weight, mean, spread)):
+    kind = "open" if mask is None else "bits" if mask.size == (x.size + 7) // 8 else "recomputed"
+    if grad_residual is not None and mask is None:
+        elementwise.copy(grad_residual, grad_y)
+        grad_residual = None
+    device, address = x.storage.device, launch.address
+    x_at, grad_y_at, grad_x_at, grad_residual_at = x.ptr, grad_y.ptr, address(grad_x), address(grad_residual)
+    run = normalization_plans.backward(
+        device, x.shape, x.dtype,
+        (
+            x.stride, grad_y.stride, None if grad_x is None else grad_x.stride,
+            None if grad_residual is None else grad_residual.stride,
+        ),
+        _kinds(mean, spread, weight, grad_weight, grad_bias), kind, eps is not None,
+        (x_at | grad_y_at | grad_x_at | grad_residual_at) % 16 == 0,
+    )  # fmt: skip
+    if run is None:
         dense = _Dense()
         _differentiate(
             dense.written(grad_x), dense.written(grad_weight), dense.written(grad_bias), dense.written(grad_residual),
@@ -166,57 +181,18 @@ def _differentiate(
         )  # fmt: skip
         dense.give_back()
         return
-    kind = "open" if mask is None else "bits" if mask.size == (x.size + 7) // 8 else "recomputed"
-    if grad_residual is not None and mask is None:
-        elementwise.copy(grad_residual, grad_y)
-        grad_residual = None
-    device = x.storage.device
-    run = normalization_plans.backward(
-        device, x.shape, _types(x, mean, weight, grad_weight, grad_bias), kind, grad_x is not None,
-        grad_residual is not None, eps is not None, _is_aligned(grad_x, grad_residual, grad_y, x),
-    )  # fmt: skip
-    address = launch.address
     run(
-        launch.stream(device), address(grad_x), address(grad_residual), address(grad_weight), address(grad_bias),
-        grad_y.ptr, x.ptr, address(weight), mean.ptr, spread.ptr, address(mask), -1.0 if eps is None else eps,
+        launch.stream(device), grad_x_at, grad_residual_at, address(grad_weight), address(grad_bias), grad_y_at, x_at,
+        address(weight), mean.ptr, spread.ptr, address(mask), -1.0 if eps is None else eps,
     )  # fmt: skip
 
 
 # ---- operands
 
 
-def _types(x: Array, mean: Array, *parameters: Array | None) -> normalization_plans.Types:
-    parameter = mean.dtype
-    for array in parameters:
-        if array is not None:
-            parameter = array.dtype
-            break
-    for array in parameters:
-        if array is not None and array.dtype is not parameter:
-            raise TypeError(
-                f"batch_norm takes weight, bias, their gradients and running figures of one type; got {parameter.name} and"
-                f" {array.dtype.name}"
-            )
-    return normalization_plans.Types(x.dtype, parameter, mean.dtype)
-
-
-def _is_plain(images: tuple[Array | None, ...], vectors: tuple[Array | None, ...]) -> bool:
-    # Loops: this is on the way of every call, where generators would cost a microsecond.
-    for image in images:
-        if image is not None and not image.is_channels_last:
-            return False
-    for vector in vectors:  # noqa: SIM110
-        if vector is not None and vector.stride != (1,) and vector.shape[0] > 1:
-            return False
-    return True
-
-
-def _is_aligned(*images: Array | None) -> bool:
-    bits = 0
-    for image in images:
-        if image is not None:
-            bits |= image.ptr
-    return bits % 16 == 0
+def _kinds(*vectors: Array | None) -> tuple:
+    """Type and strides of each figure per channel."""
+    return tuple([None if vector is None else (vector.dtype, vector.stride) for vector in vectors])
 
 
 class _Dense:
@@ -253,7 +229,7 @@ class _Dense:
 
     @staticmethod
     def _stand_in(array: Array | None) -> Any:
-        if array is None or (_is_plain((array,), ()) if array.ndim == 4 else _is_plain((), (array,))):
+        if array is None or (array.is_channels_last if array.ndim == 4 else array.is_contiguous):
             return array
         room = scratch(array.storage.device, prod(array.shape) * array.dtype.itemsize)
         stride = channels_last_stride(array.shape) if array.ndim == 4 else (1,)

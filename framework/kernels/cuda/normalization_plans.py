@@ -11,18 +11,27 @@ from framework.device import Device
 from framework.dtype import DType
 from framework.kernels.cuda import compiler, launch
 from framework.kernels.cuda.geometry import Shape
+from framework.vm.array import channels_last_stride
 
 # Figures per channel that backward's first pass leaves for the second.
 _COEFFICIENTS = 4
 _MOST_PACKS = 2**30
 # One launch serves up to this many elements and rows: beyond, the two passes are faster.
-_SMALL_ELEMENTS = 1 << 22
+_SMALL_ELEMENTS = 1 << 20
 _SMALL_ROWS = 8192
 # As HELD in normalization_small.cu, and the blocks that share their memory there.
 _ROWS_HELD = 8
 _CLUSTER = 8
 
+# Blocks for each multiprocessor in the first pass and in the second, and the least rows for a thread of the first.
+_REDUCING_BLOCKS = 4
+_APPLYING_BLOCKS = 8
+_LEAST_ROWS = 16
+
 Run = Callable[..., None]
+# The strides of images, and type and strides of figures per channel, mean first; None for what is left out.
+Strides = tuple[Shape | None, ...]
+Kinds = tuple[tuple[DType, Shape] | None, ...]
 
 
 class Types(NamedTuple):
@@ -42,15 +51,20 @@ def value_bytes(dtype: DType) -> int:
 def train(
     device: Device,
     shape: Shape,
-    types: Types,
+    storage: DType,
+    images: Strides,
+    vectors: Kinds,
     relu: bool,
-    has_residual: bool,
     has_mask: bool,
     is_aligned: bool,
-) -> Run:
+) -> Run | None:
+    """The launch of batch_norm_train, None for operands that are not dense; `images` are y, x and residual."""
+    if not _are_dense(shape, images, vectors):
+        return None
     if shape[1] == 0:
         return _nothing
-    spread = _Spread(device, shape, types, is_aligned)
+    spread = _Spread(device, shape, _types(storage, vectors), is_aligned)
+    has_residual = images[2] is not None
     name = _apply_name(relu, has_residual, has_mask)
     recomputes = has_mask and not has_residual
     small = spread.small(device, name, "11Q2d", "")
@@ -83,15 +97,20 @@ def train(
 def evaluate(
     device: Device,
     shape: Shape,
-    types: Types,
+    storage: DType,
+    images: Strides,
+    vectors: Kinds,
     relu: bool,
-    has_residual: bool,
     has_mask: bool,
     is_aligned: bool,
-) -> Run:
+) -> Run | None:
+    """The launch of batch_norm_eval, None for operands that are not dense; `images` are y, x and residual."""
+    if not _are_dense(shape, images, vectors):
+        return None
     if shape[1] == 0:
         return _nothing
-    spread = _Spread(device, shape, types, is_aligned)
+    spread = _Spread(device, shape, _types(storage, vectors), is_aligned)
+    has_residual = images[2] is not None
     statistics = launch.prepare(
         compiler.function(device, "normalization.cu", "given_statistics", **spread.definitions),
         (max(1, -(-spread.channels // launch.THREADS)), 1), "5Qd", "i", (spread.channels,),
@@ -112,16 +131,23 @@ def evaluate(
 def backward(
     device: Device,
     shape: Shape,
-    types: Types,
+    storage: DType,
+    images: Strides,
+    vectors: Kinds,
     kind: str,
-    wants_x: bool,
-    wants_residual: bool,
     is_constant: bool,
     is_aligned: bool,
-) -> Run:
+) -> Run | None:
+    """The launch of both backward kernels, None for operands that are not dense.
+
+    `images` are x, grad_y, grad_x and grad_residual; `kind` is the mask's.
+    """
+    if not _are_dense(shape, images, vectors):
+        return None
     if shape[1] == 0:
         return _nothing
-    spread = _Spread(device, shape, types, is_aligned)
+    spread = _Spread(device, shape, _types(storage, vectors), is_aligned)
+    wants_x, wants_residual = images[2] is not None, images[3] is not None
     name = f"{kind}_store" if wants_residual else kind
     if wants_x and name != "recomputed_store":
         small = spread.small(device, f"gradients_{name}", "10Qd", "i", int(is_constant))
@@ -155,6 +181,26 @@ def _nothing(*_: object) -> None:
     """What is to be done for images without channels, or a second pass over none."""
 
 
+def _are_dense(shape: Shape, images: Strides, vectors: Kinds) -> bool:
+    channels_last = channels_last_stride(shape)  # type: ignore[arg-type]
+    return all(
+        stride is None
+        or all(e <= 1 or step == dense for e, step, dense in zip(shape, stride, channels_last, strict=True))
+        for stride in images
+    ) and all(vector is None or shape[1] <= 1 or vector[1] == (1,) for vector in vectors)
+
+
+def _types(storage: DType, vectors: Kinds) -> Types:
+    statistic, _, *rest = [None if vector is None else vector[0] for vector in vectors]
+    given = {dtype for dtype in rest if dtype is not None} or {statistic}
+    if len(given) > 1:
+        raise TypeError(
+            "batch_norm takes weight, bias, their gradients and running figures of one type; got"
+            f" {', '.join(sorted(dtype.name for dtype in given))}"
+        )
+    return Types(storage, given.pop(), statistic)
+
+
 class _Spread:
     """How images [n, c, h, w] are spread over blocks and threads; names as in normalization.cu."""
 
@@ -176,12 +222,12 @@ class _Spread:
         self.columns = -(-self.packs // lanes)
         # Enough blocks to fill the device, but each with some rows for every thread.
         processors = launch.multiprocessors(device)
-        chunks = max(1, min(4 * processors // self.columns, -(-self.rows // (16 * depth))))
+        chunks = max(1, min(_REDUCING_BLOCKS * processors // self.columns, -(-self.rows // (_LEAST_ROWS * depth))))
         self.rows_per_block = max(depth, -(-self.rows // chunks // depth) * depth)
         self.chunks = max(1, -(-self.rows // self.rows_per_block))
         # The second pass walks in steps of its grid, which must be a whole number of rows.
         unit = self.packs // gcd(self.packs, launch.THREADS)
-        self.blocks = -(-launch.blocks(device, self.total) // unit) * unit
+        self.blocks = -(-launch.blocks(device, self.total, per_multiprocessor=_APPLYING_BLOCKS) // unit) * unit
         self.parts_bytes = self.chunks * self.columns * self.tile * 16
         self.room = self.parts_bytes + _COEFFICIENTS * self.channels * value_bytes(types.storage)
         self.definitions = {

@@ -37,18 +37,19 @@ def sgd_step(
 ) -> None:
     """As the reference kernel of the same name, for one parameter or a tuple of them."""
     parameters, grads = _many(parameters), _many(grads)
-    has_buffers = momentum_buffers is not None
-    buffers = _many(momentum_buffers) if momentum_buffers is not None else parameters
-    flags = _HAS_BUFFER * has_buffers | _IS_FIRST * bool(first) | _NESTEROV * bool(nesterov)
+    buffers = None if momentum_buffers is None else _many(momentum_buffers)
+    flags = _HAS_BUFFER * (buffers is not None) | _IS_FIRST * bool(first) | _NESTEROV * bool(nesterov)
     numbers = (lr, momentum, 1 - dampening, weight_decay, flags)
-    for dtype in {parameter.dtype for parameter in parameters}:
+    types = {parameter.dtype for parameter in parameters}
+    if len(types) == 1 and len(parameters) <= _CAPACITIES[-1]:
+        _step(types.pop(), list(parameters), None if buffers is None else list(buffers), list(grads), numbers)
+        return
+    for dtype in types:
         own = [i for i, parameter in enumerate(parameters) if parameter.dtype is dtype]
         for start in range(0, len(own), _CAPACITIES[-1]):
             some = own[start : start + _CAPACITIES[-1]]
-            _step(
-                dtype, [parameters[i] for i in some], [buffers[i] for i in some], [grads[i] for i in some],
-                numbers, has_buffers,
-            )  # fmt: skip
+            taken = [None if arrays is None else [arrays[i] for i in some] for arrays in (parameters, buffers, grads)]
+            _step(dtype, taken[0] or [], taken[1], taken[2] or [], numbers)
 
 
 def _many(arrays: Array | Arrays) -> Arrays:
@@ -56,74 +57,78 @@ def _many(arrays: Array | Arrays) -> Arrays:
 
 
 def _step(
-    dtype: DType, parameters: list[Array], buffers: list[Array], grads: list[Array], numbers: tuple, has_buffers: bool
+    dtype: DType, parameters: list[Array], buffers: list[Array] | None, grads: list[Array], numbers: tuple
 ) -> None:
-    """One launch, for parameters of one type."""
+    """One launch, for parameters of one type. This runs in every step of training, over hundreds of arrays."""
     device = parameters[0].storage.device
-    back: list[tuple[Array, Array]] = []
-    shapes = tuple([parameter.shape for parameter in parameters])
-    strides = [tuple([array.stride for array in arrays]) for arrays in (parameters, buffers, grads)]
-    odd = set(_differing(shapes, *strides))
-    odd.update(i for i, grad in enumerate(grads) if grad.dtype is not dtype or buffers[i].dtype is not dtype)
-    for i in odd:
-        stride = contiguous_stride(shapes[i])
-        parameters[i], buffers[i] = (_in_layout(a, stride, dtype, back) for a in (parameters[i], buffers[i]))
-        grads[i] = _in_layout(grads[i], stride, dtype, None)
-    capacity, run = _plan(device, dtype, shapes)
+    capacity, run, odd = _plan(
+        device,
+        dtype,
+        tuple([array.shape for array in parameters]),
+        tuple([array.stride for array in parameters]),
+        None if buffers is None else tuple([array.stride for array in buffers]),
+        tuple([array.stride for array in grads]),
+        tuple([array.dtype for array in grads]),
+    )
     if run is None:
         return
-    rest = [0] * (capacity - len(parameters))
-    run(
-        launch.stream(device),
-        *[array.ptr for array in parameters], *rest,
-        *([array.ptr for array in buffers] if has_buffers else [0] * len(parameters)), *rest,
-        *[array.ptr for array in grads], *rest,
-        *numbers,
-    )  # fmt: skip
+    back: list[tuple[Array, Array]] = []
+    for i in odd:
+        parameters[i] = _stand_in(parameters[i], dtype, back)
+        grads[i] = _stand_in(grads[i], dtype, None)
+        if buffers is not None:
+            buffers[i] = _stand_in(buffers[i], dtype, back)
+    size, rest = dtype.itemsize, [0] * (capacity - len(parameters))
+    given = [array.storage.ptr + array.offset * size for array in parameters]
+    held = [0] * len(given) if buffers is None else [a.storage.ptr + a.offset * size for a in buffers]
+    taken = [array.storage.ptr + array.offset * size for array in grads]
+    run(launch.stream(device), *given, *rest, *held, *rest, *taken, *rest, *numbers)
     for array, stand_in in back:
         elementwise.copy(array, stand_in)
 
 
 @lru_cache(maxsize=64)
-def _plan(device: Device, dtype: DType, shapes: tuple[Shape, ...]) -> tuple[int, Callable[..., None] | None]:
+def _plan(
+    device: Device,
+    dtype: DType,
+    shapes: tuple[Shape, ...],
+    strides: tuple[Shape, ...],
+    buffer_strides: tuple[Shape, ...] | None,
+    grad_strides: tuple[Shape, ...],
+    grad_types: tuple[DType, ...],
+) -> tuple[int, Callable[..., None] | None, list[int]]:
+    """The capacity of the launch, the launch, and which parameters do not lie densely and like their gradients."""
     counts = [prod(shape) for shape in shapes]
+    odd = [
+        i
+        for i, (count, shape, *others) in enumerate(
+            zip(counts, shapes, strides, buffer_strides or strides, grad_strides, strict=True)
+        )
+        if count and not (walk(shape, *others).is_dense and grad_types[i] is dtype)
+    ]
     capacity = next(size for size in _CAPACITIES if len(counts) <= size)
     chunk = _CHUNK_BYTES // dtype.itemsize
     first = [0]
     for count in counts:
         first.append(first[-1] + -(-count // chunk))
     if first[-1] == 0:
-        return capacity, None
+        return capacity, None, odd
     rest = [0] * (capacity - len(counts))
-    launched = launch.prepare(
+    run = launch.prepare(
         compiler.function(device, "optimizer.cu", "sgd_step", TYPE=compiler.cxx(dtype), MOST=capacity),
         (first[-1], 1),
         f"{3 * capacity}Q4dq",
         f"{2 * capacity + 2}i",
         (*first, *rest, *counts, *rest, len(counts)),
     )
-    return capacity, launched
+    return capacity, run, odd
 
 
-def _in_layout(array: Array, stride: Shape, dtype: DType, back: list[tuple[Array, Array]] | None) -> Array:
-    """The array itself where it lies as wanted, else a copy that does; noted in `back` if it is written."""
-    if array.stride == stride and array.dtype is dtype:
-        return array
+def _stand_in(array: Array, dtype: DType, back: list[tuple[Array, Array]] | None) -> Array:
+    """A dense copy of the array; noted in `back` if it is written."""
     room = scratch(array.storage.device, prod(array.shape) * dtype.itemsize)
-    stand_in = Array(room.storage, array.shape, stride, dtype)
-    elementwise.copy(stand_in, array)
+    copied = Array(room.storage, array.shape, contiguous_stride(array.shape), dtype)
+    elementwise.copy(copied, array)
     if back is not None:
-        back.append((array, stand_in))
-    return stand_in
-
-
-@lru_cache(maxsize=64)
-def _differing(
-    shapes: tuple[Shape, ...], parameters: tuple[Shape, ...], buffers: tuple[Shape, ...], grads: tuple[Shape, ...]
-) -> list[int]:
-    """Which parameters do not lie densely and alike with their buffers and gradients, given the strides of all."""
-    return [
-        i
-        for i, (shape, *strides) in enumerate(zip(shapes, parameters, buffers, grads, strict=True))
-        if prod(shape) and not walk(shape, *strides).is_dense
-    ]
+        back.append((array, copied))
+    return copied

@@ -82,12 +82,18 @@ def _plan(
         return None
     steps = [step for s in strides for step in (s[0], s[1] * elements, *s[2:])]
     fastest = int(x_stride[1] <= x_stride[3])
+    windows = {
+        "WINDOW_ROWS": kernel[0],
+        "WINDOW_COLUMNS": kernel[1],
+        "STRIDE_ROWS": stride[0],
+        "STRIDE_COLUMNS": stride[1],
+    }
     return launch.prepare(
-        compiler.function(device, "pooling.cu", name, TYPE=compiler.cxx(dtype), WIDTH=elements),
+        compiler.function(device, "pooling.cu", name, TYPE=compiler.cxx(dtype), WIDTH=elements, **windows),
         (launch.blocks(device, count, per_multiprocessor=32), 1),
         "3Q",
-        "25q2q",
-        (count, images, packs, height, width, *y_shape[2:], *kernel, *stride, *padding, *steps, fastest, 0),
+        "21q",
+        (count, packs, height, width, *y_shape[2:], *padding, *steps, fastest),
     )
 
 

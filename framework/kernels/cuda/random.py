@@ -44,6 +44,6 @@ def _plan(device: Device, name: str, dtype: DType, shape: Shape, stride: Shape) 
         compiler.function(device, "random.cu", name, TYPE=compiler.cxx(dtype)),
         (launch.blocks(device, -(-count // 4)), 1),
         "3Q2d",
-        f"qq{steps.code()}",
-        (count, len(steps.extents), *steps.values()),
+        f"q{steps.code()}",
+        (count, *steps.values()),
     )

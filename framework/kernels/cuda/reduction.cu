@@ -5,12 +5,8 @@
 using Value = Real<INPUT>;
 
 struct Shape {
-    int64 kept_dims;
-    int64 reduced_dims;
-    int64 kept_extent[MOST_DIMS];
-    int64 kept_stride[2][MOST_DIMS];  // of the output and of the input
-    int64 reduced_extent[MOST_DIMS];
-    int64 reduced_stride[MOST_DIMS];
+    Geometry<2> kept;  // of the output and of the input
+    Geometry<1> reduced;
 };
 
 #if FLOATING
@@ -69,12 +65,17 @@ struct ArgMax : Largest {
     }
 };
 
-__device__ __forceinline__ int64 locate(int64 index, int64 dims, const int64* extent, const int64* stride) {
-    if (dims == 1) return index * stride[0];
-    int64 offset = 0;
-#pragma unroll 1
-    for (int dim = static_cast<int>(dims) - 1; dim >= 0; dim--) offset += split(index, extent[dim]) * stride[dim];
-    return offset;
+// Not inlined: it is needed at many places, and seldom where it matters.
+template <int ARRAYS>
+__device__ __noinline__ int64 locate_by_division(const Geometry<ARRAYS>& geometry, int64 index, int array) {
+    int64 at[ARRAYS];
+    geometry.locate(index, at);
+    return at[array];
+}
+
+template <int ARRAYS>
+__device__ __forceinline__ int64 locate(const Geometry<ARRAYS>& geometry, int64 index, int array) {
+    return geometry.dims == 1 ? index * geometry.stride[array][0] : locate_by_division(geometry, index, array);
 }
 
 typedef OPERATION::Part Part;
@@ -96,19 +97,19 @@ __device__ __forceinline__ Part join_rows(Part part) {
 template <int X>
 __device__ __forceinline__ void reduce(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int64 count,
                                        int64 per_split, const Shape& shape) {
-    constexpr int ROWS = THREADS / X, UNROLL = 4;
+    constexpr int ROWS = THREADS / X, UNROLL = 8;
     const int64 output = static_cast<int64>(blockIdx.x) * X + threadIdx.x % X;
     const int64 start = blockIdx.y * per_split;
     const int64 stop = start + per_split < count ? start + per_split : count;
     Part part = OPERATION::start();
     if (output < outputs) {
-        in += locate(output, shape.kept_dims, shape.kept_extent, shape.kept_stride[1]);
+        in += locate(shape.kept, output, 1);
         for (int64 i = start + threadIdx.x / X; i < stop; i += UNROLL * ROWS) {
             INPUT taken[UNROLL];
 #pragma unroll
             for (int k = 0; k < UNROLL; k++)
                 if (i + k * ROWS < stop)
-                    taken[k] = in[locate(i + k * ROWS, shape.reduced_dims, shape.reduced_extent, shape.reduced_stride)];
+                    taken[k] = in[locate(shape.reduced, i + k * ROWS, 0)];
 #pragma unroll
             for (int k = 0; k < UNROLL; k++)
                 if (i + k * ROWS < stop) part = OPERATION::join(part, OPERATION::take(get(taken[k]), i + k * ROWS));
@@ -117,7 +118,7 @@ __device__ __forceinline__ void reduce(OUTPUT* out, const INPUT* in, Part* parts
     part = join_rows<X>(part);
     if (threadIdx.x < X && output < outputs) {
         if (gridDim.y == 1)
-            out[locate(output, shape.kept_dims, shape.kept_extent, shape.kept_stride[0])] =
+            out[locate(shape.kept, output, 0)] =
                 OPERATION::finish(part, count);
         else
             parts[blockIdx.y * outputs + output] = part;
@@ -144,5 +145,5 @@ KERNEL join_splits(OUTPUT* out, const INPUT*, const Part* parts, int64 outputs, 
             part = OPERATION::join(part, parts[i * outputs + output]);
     part = join_rows<X>(part);
     if (threadIdx.x < X && output < outputs)
-        out[locate(output, shape.kept_dims, shape.kept_extent, shape.kept_stride[0])] = OPERATION::finish(part, count);
+        out[locate(shape.kept, output, 0)] = OPERATION::finish(part, count);
 }

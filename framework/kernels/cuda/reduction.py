@@ -89,8 +89,8 @@ def _plan(
         "FLOATING": int(given.is_floating),
     }
     name = "reduce_columns" if in_columns else "reduce_rows"
-    code = f"qqq qq {over_kept.code()} {over_reduced.code()}"
-    dims = (len(over_kept.extents), len(over_reduced.extents), *over_kept.values(), *over_reduced.values())
+    code = f"qqq {over_kept.code()} {over_reduced.code()}"
+    dims = (*over_kept.values(), *over_reduced.values())
     reduce = launch.prepare(
         compiler.function(device, "reduction.cu", name, **definitions),
         (tiles, splits), "3Q", code, (outputs, count, per_split, *dims),
