@@ -64,7 +64,8 @@ def lint(session: nox.Session) -> None:
         [python, "-m", "ruff", "check", "."],
         [python, "-m", "ruff", "format", "--check", "."],
         [python, "-m", "mypy"],
-        [str(tool / "lint-imports")],
+        # Its cache does not notice that a folder became a package.
+        [str(tool / "lint-imports"), "--no-cache"],
         [str(tool / "zizmor"), "--offline", "--quiet", "--persona=pedantic", *workflows],
         [python, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
     ):
