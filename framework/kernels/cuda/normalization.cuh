@@ -37,6 +37,17 @@ struct ShiftedSums {
     }
 };
 
+// WIDTH figures of neighbouring channels, 16 bytes at a time where WIDTH elements need as much.
+__device__ __forceinline__ void load_figures(Value (&figures)[WIDTH], const Value* from) {
+    constexpr int AT_ONCE = WIDTH * sizeof(Value) >= 16 ? 16 / sizeof(Value) : 1;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i += AT_ONCE) {
+        const Pack<Value, AT_ONCE> some = *reinterpret_cast<const Pack<Value, AT_ONCE>*>(from + i);
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) figures[i + k] = some.at[k];
+    }
+}
+
 // y = scale · (x - mean) + bias for one channel.
 struct Channel {
     Value mean, scale, bias;
@@ -95,12 +106,9 @@ struct Channels {
     __device__ __forceinline__ Channels() {}
 
     __device__ __forceinline__ Channels(const Value* coefficients, int channels, int channel) {
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            mean[i] = coefficients[channel + i];
-            scale[i] = coefficients[channels + channel + i];
-            bias[i] = coefficients[2 * channels + channel + i];
-        }
+        load_figures(mean, coefficients + channel);
+        load_figures(scale, coefficients + channels + channel);
+        load_figures(bias, coefficients + 2 * channels + channel);
     }
 
     // Forward and backward both come here, so that both see the same sign of the result.
@@ -236,13 +244,10 @@ struct SlopesOfPack {
     __device__ __forceinline__ SlopesOfPack() {}
 
     __device__ __forceinline__ SlopesOfPack(const Value* coefficients, int channels, int channel) {
-#pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            mean[i] = coefficients[channel + i];
-            scale[i] = coefficients[channels + channel + i];
-            offset[i] = coefficients[2 * channels + channel + i];
-            slope[i] = coefficients[3 * channels + channel + i];
-        }
+        load_figures(mean, coefficients + channel);
+        load_figures(scale, coefficients + channels + channel);
+        load_figures(offset, coefficients + 2 * channels + channel);
+        load_figures(slope, coefficients + 3 * channels + channel);
     }
 
     __device__ __forceinline__ Elements apply(const Elements& gradient, const Elements& x) const {

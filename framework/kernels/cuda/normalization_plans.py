@@ -23,10 +23,12 @@ _SMALL_ROWS = 8192
 _ROWS_HELD = 8
 _CLUSTER = 8
 
-# Blocks for each multiprocessor in the first pass and in the second, and the least rows for a thread of the first.
-_REDUCING_BLOCKS = 4
-_APPLYING_BLOCKS = 8
+# At most so many blocks for each multiprocessor in the first pass and in the second, and at least so many rows for a thread
+# of the first and packs for one of the second.
+_REDUCING_BLOCKS = 2
+_APPLYING_BLOCKS = 64
 _LEAST_ROWS = 16
+_LEAST_PACKS = 8
 
 Run = Callable[..., None]
 # The strides of images, and type and strides of figures per channel, mean first; None for what is left out.
@@ -227,7 +229,10 @@ class _Spread:
         self.chunks = max(1, -(-self.rows // self.rows_per_block))
         # The second pass walks in steps of its grid, which must be a whole number of rows.
         unit = self.packs // gcd(self.packs, launch.THREADS)
-        self.blocks = -(-launch.blocks(device, self.total, per_multiprocessor=_APPLYING_BLOCKS) // unit) * unit
+        blocks = launch.blocks(device, -(-self.total // _LEAST_PACKS), per_multiprocessor=_APPLYING_BLOCKS)
+        # Small images still get a block for each place, since the loads of one thread wait for each other less.
+        blocks = max(blocks, launch.blocks(device, self.total, per_multiprocessor=4))
+        self.blocks = -(-blocks // unit) * unit
         self.parts_bytes = self.chunks * self.columns * self.tile * 16
         self.room = self.parts_bytes + _COEFFICIENTS * self.channels * value_bytes(types.storage)
         self.definitions = {

@@ -93,7 +93,7 @@ __device__ __forceinline__ void normalise(
     Value* coefficients, const STORAGE* x, const STORAGE* residual, const PARAMETER* weight, const PARAMETER* bias,
     double eps, double momentum, int rows, int channels, int rows_per_block) {
     __shared__ double totals[2][TILE];
-    __shared__ Value shared[3 * TILE];
+    __shared__ alignas(16) Value shared[3 * TILE];
     const Hold hold(rows, channels, rows_per_block);
     Elements taken[HELD], added[HELD];
 #pragma unroll
@@ -155,7 +155,7 @@ __device__ __forceinline__ void differentiate(
     const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean, const STATISTIC* inv_std, const uint8* mask,
     double eps, int rows, int channels, int rows_per_block, int constant) {
     __shared__ double totals[2][TILE];
-    __shared__ Value shared[4 * TILE];
+    __shared__ alignas(16) Value shared[4 * TILE];
     const Hold hold(rows, channels, rows_per_block);
     Elements inputs[HELD], gradients[HELD];
     const ReluMask<MASK> relu(mask, channels, hold.pack * WIDTH);

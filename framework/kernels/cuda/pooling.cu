@@ -8,36 +8,45 @@ typedef Pack<TYPE, WIDTH> Elements;
 typedef Pack<uint8, WIDTH> Places;
 
 struct Images {
-    int64 packs, height, width, rows, columns;  // packs of channels; height and width of x, rows and columns of y
-    int64 padding[2];
-    int64 x[4], y[4], indices[4];  // strides of image, pack of channels, row and column
-    int64 channels_fastest;
+    int64 lines;              // rows of all images, and of all channels where those lie behind the columns
+    int64 image_stride[3];    // of x, y and indices
+    int64 channel_stride[3];  // of a pack of channels
+    int height, width, rows, columns;  // height and width of x, rows and columns of y
+    int top, left;                     // padding
+    int inner_packs, outer_packs;      // packs of channels that lie within a column, or behind all columns
+    int row_stride[3], column_stride[3];
 };
 
-// Where output or input number `index` lies, in the order of memory.
+enum Which { X, Y, INDICES };
+
+// What a thread works on: a column of a line, and the offsets of that line's image and pack of channels.
 struct Place {
-    int64 image, pack;
     int row, column;
+    int64 image, pack;
 
-    __device__ __forceinline__ Place(const Images& images, int64 index, int64 rows, int64 columns) {
-        if (images.channels_fastest) pack = split(index, images.packs);
-        column = static_cast<int>(split(index, columns));
-        row = static_cast<int>(split(index, rows));
-        if (!images.channels_fastest) pack = split(index, images.packs);
-        image = index;
+    __device__ __forceinline__ Place(const Images& images, int64 line, int item, int rows) {
+        row = static_cast<int>(split(line, rows));
+        pack = split(line, images.outer_packs) + item % images.inner_packs;
+        column = item / images.inner_packs;
+        image = line;
     }
-    __device__ __forceinline__ int64 offset(const int64 (&stride)[4]) const {
-        return image * stride[0] + pack * stride[1];
+    __device__ __forceinline__ int64 offset(const Images& images, Which which) const {
+        return image * images.image_stride[which] + pack * images.channel_stride[which];
     }
 };
 
-KERNEL max_pool(TYPE* y, uint8* indices, const TYPE* x, int64 count, const __grid_constant__ Images images) {
-    const int64 step = static_cast<int64>(gridDim.x) * THREADS;
-    for (int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += step) {
-        const Place place(images, i, images.rows, images.columns);
-        const int top = place.row * STRIDE_ROWS - static_cast<int>(images.padding[0]);
-        const int left = place.column * STRIDE_COLUMNS - static_cast<int>(images.padding[1]);
-        const TYPE* image = x + place.offset(images.x);
+__device__ __forceinline__ int within(const Images& images, Which which, int row, int column) {
+    return row * images.row_stride[which] + column * images.column_stride[which];
+}
+
+KERNEL max_pool(TYPE* y, uint8* indices, const TYPE* x, const __grid_constant__ Images images) {
+    const int item = blockIdx.x * THREADS + threadIdx.x;
+    if (item >= images.columns * images.inner_packs) return;
+    for (int64 line = blockIdx.y; line < images.lines; line += gridDim.y) {
+        const Place place(images, line, item, images.rows);
+        const int top = place.row * STRIDE_ROWS - images.top;
+        const int left = place.column * STRIDE_COLUMNS - images.left;
+        const TYPE* image = x + place.offset(images, X);
         Elements best = {};
         Places places = {};
         bool found = false;
@@ -48,7 +57,7 @@ KERNEL max_pool(TYPE* y, uint8* indices, const TYPE* x, int64 count, const __gri
             for (int q = 0; q < WINDOW_COLUMNS; q++) {
                 const int h = top + p, w = left + q;
                 if (h >= 0 && h < images.height && w >= 0 && w < images.width)
-                    taken[q] = *reinterpret_cast<const Elements*>(image + h * images.x[2] + w * images.x[3]);
+                    taken[q] = *reinterpret_cast<const Elements*>(image + within(images, X, h, w));
             }
 #pragma unroll
             for (int q = 0; q < WINDOW_COLUMNS; q++) {
@@ -67,24 +76,25 @@ KERNEL max_pool(TYPE* y, uint8* indices, const TYPE* x, int64 count, const __gri
             }
         }
         *reinterpret_cast<Elements*>(
-            y + place.offset(images.y) + place.row * images.y[2] + place.column * images.y[3]) = best;
-        *reinterpret_cast<Places*>(indices + place.offset(images.indices) + place.row * images.indices[2] +
-                                   place.column * images.indices[3]) = places;
+            y + place.offset(images, Y) + within(images, Y, place.row, place.column)) = best;
+        *reinterpret_cast<Places*>(indices + place.offset(images, INDICES) +
+                                   within(images, INDICES, place.row, place.column)) = places;
     }
 }
 
 // Each input gathers from the windows over it, always in the same order, so that nothing is added by chance.
-KERNEL max_pool_backward(TYPE* grad_x, const TYPE* grad_y, const uint8* indices, int64 count,
+KERNEL max_pool_backward(TYPE* grad_x, const TYPE* grad_y, const uint8* indices,
                          const __grid_constant__ Images images) {
     constexpr int ROWS = (WINDOW_ROWS + STRIDE_ROWS - 1) / STRIDE_ROWS;  // windows that meet in one place
     constexpr int COLUMNS = (WINDOW_COLUMNS + STRIDE_COLUMNS - 1) / STRIDE_COLUMNS;
-    const int64 step = static_cast<int64>(gridDim.x) * THREADS;
-    for (int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += step) {
-        const Place place(images, i, images.height, images.width);
-        const int h = place.row + static_cast<int>(images.padding[0]);
-        const int w = place.column + static_cast<int>(images.padding[1]);
-        const TYPE* gradients = grad_y + place.offset(images.y);
-        const uint8* image_indices = indices + place.offset(images.indices);
+    const int item = blockIdx.x * THREADS + threadIdx.x;
+    if (item >= images.width * images.inner_packs) return;
+    for (int64 line = blockIdx.y; line < images.lines; line += gridDim.y) {
+        const Place place(images, line, item, images.height);
+        const int h = place.row + images.top;
+        const int w = place.column + images.left;
+        const TYPE* gradients = grad_y + place.offset(images, Y);
+        const uint8* image_indices = indices + place.offset(images, INDICES);
         Value sum[WIDTH] = {};
 #pragma unroll
         for (int a = ROWS - 1; a >= 0; a--) {
@@ -96,9 +106,9 @@ KERNEL max_pool_backward(TYPE* grad_x, const TYPE* grad_y, const uint8* indices,
                     q >= WINDOW_COLUMNS)
                     continue;
                 const Elements taken =
-                    *reinterpret_cast<const Elements*>(gradients + row * images.y[2] + column * images.y[3]);
+                    *reinterpret_cast<const Elements*>(gradients + within(images, Y, row, column));
                 const Places places = *reinterpret_cast<const Places*>(
-                    image_indices + row * images.indices[2] + column * images.indices[3]);
+                    image_indices + within(images, INDICES, row, column));
 #pragma unroll
                 for (int k = 0; k < WIDTH; k++)
                     if (places.at[k] == p * WINDOW_COLUMNS + q) sum[k] += get(taken.at[k]);
@@ -108,6 +118,6 @@ KERNEL max_pool_backward(TYPE* grad_x, const TYPE* grad_y, const uint8* indices,
 #pragma unroll
         for (int k = 0; k < WIDTH; k++) result.at[k] = put<TYPE>(sum[k]);
         *reinterpret_cast<Elements*>(
-            grad_x + place.offset(images.x) + place.row * images.x[2] + place.column * images.x[3]) = result;
+            grad_x + place.offset(images, X) + within(images, X, place.row, place.column)) = result;
     }
 }

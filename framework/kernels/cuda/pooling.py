@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from math import prod
 
 from framework.device import Device
 from framework.dtype import DType
@@ -19,6 +18,7 @@ __all__ = [
 ]  # fmt: skip
 
 Pair = tuple[int, int]
+_MOST_GRID_ROWS = 65535
 
 
 @declare(outputs=2)
@@ -77,11 +77,15 @@ def _plan(
     is_packed = is_aligned and all(s[1] == 1 and all(step % pack == 0 for step in (s[0], *s[2:])) for s in strides)
     elements = pack if is_packed and channels % pack == 0 else 1
     packs = channels // elements
-    count = images * packs * prod(y_shape[2:] if name == "max_pool" else x_shape[2:])
-    if count == 0:
+    lines, across = (y_shape if name == "max_pool" else x_shape)[2:]
+    # Where channels do not lie within a column, they count as more images.
+    inner, outer = (packs, 1) if x_stride[1] <= x_stride[3] else (1, packs)
+    lines *= images * outer
+    if lines * across * inner == 0:
         return None
-    steps = [step for s in strides for step in (s[0], s[1] * elements, *s[2:])]
-    fastest = int(x_stride[1] <= x_stride[3])
+    steps = [step for s in strides for step in s[2:]]
+    if max(abs(step) for step in steps) * max(*x_shape[2:], *y_shape[2:]) >= 2**30:
+        raise ValueError(f"max_pool2d of shape {list(x_shape)}: a single image is too large for the CUDA kernel")
     windows = {
         "WINDOW_ROWS": kernel[0],
         "WINDOW_COLUMNS": kernel[1],
@@ -90,11 +94,14 @@ def _plan(
     }
     return launch.prepare(
         compiler.function(device, "pooling.cu", name, TYPE=compiler.cxx(dtype), WIDTH=elements, **windows),
-        (launch.blocks(device, count, per_multiprocessor=32), 1),
+        (-(-across * inner // launch.THREADS), min(lines, _MOST_GRID_ROWS)),
         "3Q",
-        "21q",
-        (count, packs, height, width, *y_shape[2:], *padding, *steps, fastest),
-    )
+        "7q8i3i3i",
+        (
+            lines, *[s[0] for s in strides], *[s[1] * elements for s in strides],
+            height, width, *y_shape[2:], *padding, inner, outer, *steps[0::2], *steps[1::2],
+        ),
+    )  # fmt: skip
 
 
 def _is_aligned(*arrays: Array) -> bool:

@@ -97,7 +97,7 @@ __device__ __forceinline__ Part join_rows(Part part) {
 template <int X>
 __device__ __forceinline__ void reduce(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int64 count,
                                        int64 per_split, const Shape& shape) {
-    constexpr int ROWS = THREADS / X, UNROLL = 8;
+    constexpr int ROWS = THREADS / X, UNROLL = 4;
     const int64 output = static_cast<int64>(blockIdx.x) * X + threadIdx.x % X;
     const int64 start = blockIdx.y * per_split;
     const int64 stop = start + per_split < count ? start + per_split : count;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void reduce(OUTPUT* out, const INPUT* in, Part* parts
                 if (i + k * ROWS < stop) part = OPERATION::join(part, OPERATION::take(get(taken[k]), i + k * ROWS));
         }
     }
-    part = join_rows<X>(part);
+    if (ROWS > 1) part = join_rows<X>(part);
     if (threadIdx.x < X && output < outputs) {
         if (gridDim.y == 1)
             out[locate(shape.kept, output, 0)] =
@@ -133,6 +133,12 @@ KERNEL reduce_rows(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int
 KERNEL reduce_columns(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int64 count, int64 per_split,
                       const __grid_constant__ Shape shape) {
     reduce<32>(out, in, parts, outputs, count, per_split, shape);
+}
+
+// One thread for each output, where there are many and each takes little.
+KERNEL reduce_lanes(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int64 count, int64 per_split,
+                    const __grid_constant__ Shape shape) {
+    reduce<THREADS>(out, in, parts, outputs, count, per_split, shape);
 }
 
 KERNEL join_splits(OUTPUT* out, const INPUT*, const Part* parts, int64 outputs, int64 count, int64 splits,

@@ -76,10 +76,12 @@ def _plan(
     in_columns = outputs > 1 and (
         count < 64 or min([*over_kept.strides[1], count]) < min([*over_reduced.strides[0], count + 1])
     )
-    columns = _COLUMNS if in_columns else 1
+    # With outputs for every thread of the device, each may take all of one.
+    in_lanes = in_columns and outputs >= 2 * launch.THREADS * launch.multiprocessors(device)
+    columns = launch.THREADS if in_lanes else _COLUMNS if in_columns else 1
     rows = launch.THREADS // columns
     tiles = -(-outputs // columns)
-    splits = min(-(-4 * launch.multiprocessors(device) // tiles), -(-count // (rows * _LEAST_PER_THREAD)))
+    splits = min(-(-8 * launch.multiprocessors(device) // tiles), -(-count // (rows * _LEAST_PER_THREAD)))
     per_split = -(-count // splits) if splits > 1 else count
     splits = -(-count // per_split) if count else 1
     definitions = {
@@ -88,7 +90,7 @@ def _plan(
         "OPERATION": operation,
         "FLOATING": int(given.is_floating),
     }
-    name = "reduce_columns" if in_columns else "reduce_rows"
+    name = "reduce_lanes" if in_lanes else "reduce_columns" if in_columns else "reduce_rows"
     code = f"qqq {over_kept.code()} {over_reduced.code()}"
     dims = (*over_kept.values(), *over_reduced.values())
     reduce = launch.prepare(
