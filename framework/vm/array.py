@@ -109,9 +109,7 @@ class Array:
     @property
     def is_channels_last(self) -> bool:
         """Whether it is `[N, C, H, W]` lying densely NHWC in memory."""
-        return len(self.shape) == 4 and _is_dense_as(
-            self.shape, self.stride, channels_last_stride(self.shape)
-        )
+        return len(self.shape) == 4 and _is_dense_as(self.shape, self.stride, channels_last_stride(self.shape))
 
     def view(self, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Array:
         """The same memory under another shape; `offset` counts elements from this array's first."""

@@ -10,6 +10,7 @@ import numpy as np
 from framework.device import cpu
 
 _PAGE_BYTES = mmap.PAGESIZE
+_HAS_PRIVATE = hasattr(mmap, "MAP_PRIVATE")
 
 
 class HostMemory:
@@ -18,7 +19,14 @@ class HostMemory:
     __slots__ = ("buffer", "ptr")
 
     def __init__(self, nbytes: int) -> None:
-        self.buffer: Any = np.frombuffer(mmap.mmap(-1, nbytes), np.uint8)
+        # Private, so that a forked process gets a copy of its own; Windows has no such choice to make.
+        mapping = (
+            mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if _HAS_PRIVATE else mmap.mmap(-1, nbytes)
+        )
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # Kernels stride through memory: with pages of 4 KiB they wait for address translation.
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        self.buffer: Any = np.frombuffer(mapping, np.uint8)
         self.ptr: int = self.buffer.ctypes.data
 
 

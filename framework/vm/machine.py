@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from framework.device import Device
+from framework.kernels.table import Kernel
 from framework.vm import dependence
 from framework.vm.array import Array
 from framework.vm.instruction import Instruction
@@ -57,6 +59,27 @@ class Machine:
             kernel(*instruction.operands, **instruction.attributes)
         else:
             self._issue(instruction, stream or self._first_stream(instruction))
+
+    def issuing(self, kernel: Kernel) -> Callable[..., None]:
+        """A function that issues `kernel` with the operands and attributes it is given, on the device's first stream.
+
+        As `issue`, at less cost: where there is only to run the kernel, no instruction is made.
+        """
+        outputs = kernel.outputs
+
+        def issue_kernel(*operands: Any, **attributes: Any) -> None:
+            if not self._plain:
+                self.issue(Instruction(kernel, operands, attributes))
+                return
+            for operand in operands[:outputs]:
+                if type(operand) is Array:
+                    operand.storage.version += 1
+                elif operand is not None:
+                    for array in operand:
+                        array.storage.version += 1
+            kernel(*operands, **attributes)
+
+        return issue_kernel
 
     def synchronize(self, device: Device | None = None) -> None:
         """Returns when everything issued to any stream, or any of `device`, has run."""

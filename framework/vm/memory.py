@@ -60,18 +60,24 @@ class Segment:
 class Block:
     """A part of a segment: in use, or free. `label` says in which module and operation it was asked for.
 
-    `siblings` are the free blocks of a small block's size, where it goes back to; None for a large one.
+    `siblings` is the list it goes back to: that of the free small blocks of its size, or that of the large blocks
+    kept for the next request like the one it served last. `is_small` says which. A large block that is kept is
+    neither `in_use` nor `free`, that is, ready to be cut and joined with its neighbours.
     """
 
-    __slots__ = ("free", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings")
+    __slots__ = (
+        "free", "in_use", "is_small", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings",
+    )  # fmt: skip
 
     def __init__(self, segment: Segment, offset: int, nbytes: int, siblings: list[Block] | None = None) -> None:
         self.segment = segment
         self.offset = offset
         self.nbytes = nbytes
         self.ptr = segment.memory.ptr + offset
-        self.siblings = siblings
+        self.is_small = siblings is not None
+        self.siblings = [] if siblings is None else siblings
         self.free = True
+        self.in_use = False
         self.label: scope.Frame | None = None
         self.previous: Block | None = None
         self.next: Block | None = None
@@ -85,7 +91,8 @@ class CachingAllocator:
     """Memory of one device, cached.
 
     Small requests are rounded to size classes and cut from slabs. Large ones take the smallest free block that
-    fits; what is left over stays a free block of its own, and free neighbours are joined again.
+    fits; what is left over stays a free block of its own, and free neighbours are joined again. But first a block
+    given back is kept as it is for a request of just as many bytes, since a training loop repeats its requests.
     `allocated` counts the blocks in use, `reserved` what the source has given, both in bytes.
     """
 
@@ -98,6 +105,10 @@ class CachingAllocator:
         self._peak_allocated = self._peak_reserved = 0
         self._segments: set[Segment] = set()
         self._small: dict[int, list[Block]] = {}
+        # Large blocks kept as they are, by the bytes that were asked for.
+        self._kept: dict[int, list[Block]] = {}
+        # Where a request of so many bytes looks first: a list of one of the two.
+        self._ready: dict[int, list[Block]] = {}
         # Free large blocks by size, then address: the first that is not smaller is the best fit.
         self._large: list[tuple[int, int, Block]] = []
         # A storage can die in any thread, also inside `allocate` when the garbage collector runs there. So
@@ -110,10 +121,13 @@ class CachingAllocator:
         with self._lock:
             if self._returned or self._waiting:
                 self._collect()
-            block = self._take(nbytes)
-            if block is None:
-                block = self._take_at_any_price(nbytes)
+            ready = self._ready.get(nbytes)
+            if ready:
+                block = ready.pop()
+            else:
+                block = self._take(nbytes) or self._take_at_any_price(nbytes)
             block.free = False
+            block.in_use = True
             block.label = scope.current
             self._allocated += block.nbytes
             if self._allocated > self._peak_allocated:
@@ -167,12 +181,14 @@ class CachingAllocator:
             return self._blocks_in_use()
 
     def _blocks_in_use(self) -> list[Block]:
-        used = [b for segment in self._segments for b in _chain(segment) if not b.free]
+        used = [b for segment in self._segments for b in _chain(segment) if b.in_use]
         return sorted(used, key=lambda b: (-b.nbytes, b.ptr))
 
     def largest_free(self) -> int:
         """The size in bytes of the largest free block."""
-        return self._large[-1][0] if self._large else 0
+        with self._lock:
+            self._join_kept()
+            return self._large[-1][0] if self._large else 0
 
     # ---- taking
 
@@ -211,7 +227,7 @@ class CachingAllocator:
         size = _size_class(nbytes)
         free = self._small.get(size)
         if not free:
-            free = self._small.setdefault(size, [])
+            free = self._ready[nbytes] = self._small.setdefault(size, [])
             segment = self._reserve(_SMALL_SEGMENT_BYTES)
             if segment is None:
                 return None
@@ -228,6 +244,9 @@ class CachingAllocator:
     def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
         index = bisect_left(self._large, (size, 0))
+        if index == len(self._large):
+            self._join_kept()
+            index = bisect_left(self._large, (size, 0))
         if index < len(self._large):
             block = self._large.pop(index)[2]
         else:
@@ -241,6 +260,9 @@ class CachingAllocator:
             _link(rest, block.next)
             _link(block, rest)
             insort(self._large, (rest.nbytes, rest.ptr, rest))
+        block.siblings = self._kept.setdefault(nbytes, [])
+        if nbytes > SMALL_BYTES:
+            self._ready[nbytes] = block.siblings
         return block
 
     def _reserve(self, nbytes: int) -> Segment | None:
@@ -283,10 +305,19 @@ class CachingAllocator:
 
     def _free(self, block: Block) -> None:
         self._allocated -= block.nbytes
+        block.in_use = False
+        block.free = block.is_small
+        block.siblings.append(block)
+
+    def _join_kept(self) -> None:
+        """Makes the large blocks that were kept free ones, to be cut anew."""
+        for kept in self._kept.values():
+            for block in kept:
+                self._join(block)
+            kept.clear()
+
+    def _join(self, block: Block) -> None:
         block.free = True
-        if block.siblings is not None:
-            block.siblings.append(block)
-            return
         following, previous = block.next, block.previous
         if following is not None and following.free:
             self._forget(following)
@@ -303,13 +334,14 @@ class CachingAllocator:
         del self._large[bisect_left(self._large, (block.nbytes, block.ptr))]
 
     def _release_unused(self) -> None:
+        self._join_kept()
         for segment in [s for s in self._segments if all(b.free for b in _chain(s))]:
-            siblings = segment.first.siblings
-            if siblings is None:
-                self._forget(segment.first)
-            else:
+            first: Block = segment.first  # type: ignore[assignment]
+            if first.is_small:
                 # The same list stays in use: the blocks of other segments know it.
-                siblings[:] = [b for b in siblings if b.segment is not segment]
+                first.siblings[:] = [b for b in first.siblings if b.segment is not segment]
+            else:
+                self._forget(first)
             self._segments.remove(segment)
             self._reserved -= segment.nbytes
             self.source.release(segment.memory)

@@ -8,9 +8,8 @@ import numpy as np
 
 from framework.device import Device
 from framework.dtype import DType, uint8
-from framework.kernels.table import Kernel, Table
+from framework.kernels.table import Table
 from framework.vm.array import Array, contiguous_stride, dense_stride_like
-from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.memory import CachingAllocator
 from framework.vm.storage import Storage
@@ -31,15 +30,15 @@ class Runtime:
         self.table = table
         self.compute = machine.add_stream(compute or Stream(device, "compute"))
         for name, kernel in table.kernels.items():
-            setattr(self, name, _issuing(kernel))
+            issue_kernel = machine.issuing(kernel)
+            issue_kernel.__name__, issue_kernel.__doc__ = name, kernel.__doc__
+            setattr(self, name, issue_kernel)
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for what __init__ did not set.
         raise AttributeError(f"{self.device} has no kernel called {name!r}")
 
-    def empty(
-        self, shape: tuple[int, ...], dtype: DType, stride: tuple[int, ...] | None = None
-    ) -> Array:
+    def empty(self, shape: tuple[int, ...], dtype: DType, stride: tuple[int, ...] | None = None) -> Array:
         """A new array with undefined values; `stride` must be dense, row-major where it is not given."""
         size = dtype.itemsize
         for extent in shape:
@@ -103,14 +102,3 @@ def _make(device: Device) -> Runtime:
     from framework.vm.host import HostSource
 
     return Runtime(device, CachingAllocator(HostSource()), table_for(device))
-
-
-def _issuing(kernel: Kernel) -> Any:
-    issue = machine.issue
-
-    def issue_kernel(*operands: Any, **attributes: Any) -> None:
-        issue(Instruction(kernel, operands, attributes))
-
-    issue_kernel.__name__ = kernel.__name__
-    issue_kernel.__doc__ = kernel.__doc__
-    return issue_kernel

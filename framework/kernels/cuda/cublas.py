@@ -11,6 +11,7 @@ from framework.kernels.cuda import library
 from framework.vm import cuda, scratch
 
 _WORKSPACE_BYTES = 32 * 1024 * 1024
+_WORKSPACE_ALIGNMENT = 256
 # cudaDataType_t, cublasComputeType_t.
 _TYPES = {"float32": 0, "float64": 1, "bfloat16": 14}
 _COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _COMPUTE_64F = 68, 77, 70
@@ -95,7 +96,10 @@ class Product:
     def run(self, a: int, b: int, d: int, bias: int = 0) -> None:
         """Multiplies the matrices at these addresses."""
         stream = cuda.stream_pointer(self.device)
-        workspace = scratch(self.device, self.workspace_bytes) if self.workspace_bytes else None
+        room, workspace = None, 0
+        if self.workspace_bytes:
+            room = scratch(self.device, self.workspace_bytes + _WORKSPACE_ALIGNMENT)
+            workspace = -(-room.storage.ptr // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
         pointer = ctypes.c_void_p
         if bias:
             _set("MatmulDesc", self._description, _BIAS_POINTER, pointer(bias))
@@ -115,7 +119,7 @@ class Product:
             pointer(d),
             layout_d,
             ctypes.byref(self._algorithm),
-            pointer(workspace.storage.ptr if workspace is not None else 0),
+            pointer(workspace),
             ctypes.c_size_t(self.workspace_bytes),
             pointer(stream),
         )

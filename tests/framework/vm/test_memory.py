@@ -138,7 +138,7 @@ def test_segments_are_not_joined_with_each_other() -> None:
 
 
 def test_the_smallest_block_that_fits_is_taken() -> None:
-    memory = allocator(segment_bytes=4 * MIB)
+    memory = allocator(segment_bytes=1320 * KIB)  # all is taken, so that what is given back is all there is
     sizes = (600 * KIB, 200 * KIB, 400 * KIB)
     blocks, walls = [], []
     for size in sizes:

@@ -111,7 +111,7 @@ class AllocatorMachine(RuleBasedStateMachine):
             while block is not None:
                 assert block.offset == at
                 assert block.previous is previous
-                if block.siblings is None:
+                if not block.is_small:
                     assert not (previous is not None and previous.free and block.free), (
                         "free neighbours were not joined"
                     )
