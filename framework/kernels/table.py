@@ -26,14 +26,19 @@ def kernel(outputs: int) -> Callable[[Callable[..., None]], Kernel]:
 
 
 class Table:
-    """The kernels of one device, by name, and what its operations must know before they allocate."""
+    """The kernels of one device, by name, and what its operations must know before they allocate.
+
+    `batch_norm_mask_bytes(x, has_residual=)` is the size of the ReLU mask that batch normalisation keeps for backward,
+    None where backward takes the result itself in its place; `max_pool2d_indices(y_shape, kernel)` is the element type
+    and the shape of a maximum's place.
+    """
 
     def __init__(
         self,
         name: str,
         kernels: Mapping[str, Kernel],
         *,
-        batch_norm_mask_bytes: Callable[..., int],
+        batch_norm_mask_bytes: Callable[..., int | None],
         max_pool2d_indices: Callable[..., tuple],
     ) -> None:
         self.name = name

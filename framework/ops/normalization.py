@@ -36,7 +36,7 @@ class BatchNormTrain(Operation):
             y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
             eps=eps, momentum=momentum, relu=relu,
         )  # fmt: skip
-        node.save(x, weight, mean, inv_std, mask)
+        node.save(x, weight, mean, inv_std, y if mask is None and relu else mask)
         node.note = relu
         return y
 
@@ -68,7 +68,7 @@ class BatchNormEval(Operation):
         y = kernels.empty_like(x)
         mask = _mask(node, kernels, x, residual, relu)
         kernels.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
-        node.save(x, weight, running_mean, running_var, mask)
+        node.save(x, weight, running_mean, running_var, y if mask is None and relu else mask)
         node.note = (eps, relu)
         return y
 
@@ -126,10 +126,11 @@ def batch_norm(
 
 
 def _mask(node: Node, kernels: Runtime, x: Array, residual: Array | None, relu: bool) -> Array | None:
-    """Room for what backward must know of the ReLU; how much is the kernels' own affair."""
+    """Room for what backward must know of the ReLU; None where the result itself tells that."""
     if not (relu and node.recording):
         return None
-    return kernels.empty((kernels.table.batch_norm_mask_bytes(x, has_residual=residual is not None),), uint8)
+    nbytes = kernels.table.batch_norm_mask_bytes(x, has_residual=residual is not None)
+    return None if nbytes is None else kernels.empty((nbytes,), uint8)
 
 
 def _new_gradients(node: Node, kernels: Runtime, x: Array) -> tuple[Array | None, ...]:

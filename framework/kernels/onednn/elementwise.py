@@ -28,13 +28,11 @@ from framework.kernels.reference import elementwise as reference
 from framework.kernels.table import kernel
 from framework.vm.array import Array, dense_stride_like
 
-ADD, _MULTIPLY, _GREATER = 0x1FFF0, 0x1FFF1, 0x1FFF7
+ADD, _MULTIPLY = 0x1FFF0, 0x1FFF1
 _RELU, _RELU_FROM_RESULT = 32, 256
 _FORWARD_TRAINING = 64
 # Below this NumPy's one thread is done before two have been called.
 _SMALL = 8192
-_ZERO = ctypes.c_float(0.0)
-_ZEROADDRESS = ctypes.addressof(_ZERO)
 
 
 @kernel(outputs=1)
@@ -77,17 +75,10 @@ def copy(out: Array, a: Array) -> None:
         _copy_strided(a.shape, a.stride, out.stride)(a.ptr, out.ptr)
 
 
-def add_relu(total: Array, other: Array, mask: Array | None, *, relu: bool) -> None:
-    """total = act(total + other) for two arrays that lie alike; mask gets one byte an element: whether it is above 0."""
+def add_relu(total: Array, other: Array, *, relu: bool) -> None:
+    """total = act(total + other) for two arrays that lie alike."""
     size = total.size
     (_add_relu if relu else _add)(size)(total.ptr, other.ptr, total.ptr)
-    if mask is not None:
-        _greater_than_zero(size)(total.ptr, _ZEROADDRESS, mask.ptr)
-
-
-def multiply_by_mask(out: Array, a: Array, mask: Array) -> None:
-    """out = a where the byte of mask is 1, else 0; all three lie alike."""
-    _multiply_by_mask(a.size)(a.ptr, mask.ptr, out.ptr)
 
 
 def is_row(out: Array, *others: Array) -> bool:
@@ -120,20 +111,6 @@ def _add_relu(size: int) -> Primitive:
     row = descriptors.vector(size)
     relu_after = Attributes().then_eltwise(_RELU, 0.0, 0.0)
     return binary(ADD, row, row, row, relu_after)
-
-
-@lru_cache(maxsize=512)
-def _greater_than_zero(size: int) -> Primitive:
-    # With one dimension oneDNN has only its plain loops for this, a hundred times slower.
-    shape, stride = (1, size), (size, 1)
-    row, one = descriptors.strided(shape, stride), descriptors.strided((1, 1), (1, 1))
-    return binary(_GREATER, row, one, descriptors.strided(shape, stride, "uint8"))
-
-
-@lru_cache(maxsize=512)
-def _multiply_by_mask(size: int) -> Primitive:
-    row = descriptors.vector(size)
-    return binary(_MULTIPLY, row, descriptors.vector(size, "uint8"), row)
 
 
 def binary(

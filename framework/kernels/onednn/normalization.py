@@ -1,7 +1,7 @@
 """Batch normalisation by oneDNN, with the ReLU in the same pass and the residual addition in a second one.
 
-The mask of a ReLU without a residual is oneDNN's own: one bit an element. Behind a residual addition it is one byte an
-element, since oneDNN on a CPU does not fuse that. Which of the two it is shows in its size.
+The mask of a ReLU without a residual is oneDNN's own: one bit an element. oneDNN on a CPU does not fuse a residual
+addition; behind one, the result itself tells where the ReLU was open, and the next layer keeps it anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from framework.device import cpu
 from framework.dtype import float32
 from framework.kernels.onednn import descriptors, elementwise
-from framework.kernels.onednn.library import library, one_thread
+from framework.kernels.onednn.library import library
 from framework.kernels.onednn.primitive import (
     DIFF_DST,
     DIFF_SCALE,
@@ -41,11 +41,11 @@ _BACKWARD = 128
 _USE_GIVEN_STATISTICS, _USE_SCALE, _USE_SHIFT, _FUSE_RELU = 1, 2, 4, 8
 
 
-def batch_norm_mask_bytes(x: Array, *, has_residual: bool) -> int:
-    """Bytes of the ReLU mask that batch_norm_train writes for backward."""
+def batch_norm_mask_bytes(x: Array, *, has_residual: bool) -> int | None:
+    """Bytes of the ReLU mask that batch_norm_train writes for backward; None where backward takes y in its place."""
     if not _serves(x):
         return reference.batch_norm_mask_bytes(x, has_residual=has_residual)
-    return x.size if has_residual else x.size // 8
+    return None if has_residual else x.size // 8
 
 
 @kernel(outputs=6)
@@ -200,7 +200,7 @@ def _normalise(
         _deliver(mean, at_mean)
         _deliver(variance, at_variance)
     if residual is not None:
-        elementwise.add_relu(result, _channels_last(residual), mask if relu else None, relu=relu)
+        elementwise.add_relu(result, _channels_last(residual), relu=relu)
     if result is not y:
         elementwise.copy(y, result)
 
@@ -221,14 +221,14 @@ def _differentiate(
     given: bool,
 ) -> None:
     gradient = _channels_last(grad_y)
-    is_byte_mask = relu and mask is not None and mask.size == x.size
-    if is_byte_mask:
+    by_result = relu and mask is not None and mask.shape == x.shape
+    if by_result:
         kept = grad_residual if grad_residual is not None and grad_residual.is_channels_last else _like(x)
-        elementwise.multiply_by_mask(kept, gradient, mask)
+        elementwise.relu_backward(kept, gradient, _channels_last(mask))
         gradient = kept
     if grad_residual is not None and grad_residual is not gradient:
         elementwise.copy(grad_residual, gradient)
-    fuse_relu = relu and not is_byte_mask
+    fuse_relu = relu and not by_result
     flags = _USE_GIVEN_STATISTICS * given | _USE_SCALE | _USE_SHIFT | _FUSE_RELU * fuse_relu
     result = grad_x if grad_x is not None and grad_x.is_channels_last else _like(x)
     scale = _ones(mean) if weight is None else _read(weight)
@@ -295,10 +295,7 @@ def _ones(like: Array) -> Array:
 @lru_cache(maxsize=512)
 def _forward(shape: tuple[int, ...], flags: int, eps: float) -> Primitive:
     layout, channels = descriptors.channels_last(shape), descriptors.vector(shape[1])
-    # oneDNN's kernel halts all its threads several times a call, spinning until the last has come. On a busy machine that
-    # costs a scheduler's slice each time, ten times what the call takes; on a quiet one a second thread saves a third.
-    with one_thread():
-        description = _describe_forward(shape, flags, eps)
+    description = _describe_forward(shape, flags, eps)
     operands = [(SRC, layout), (DST, layout), (MEAN, channels), (VARIANCE, channels)]
     if flags & _USE_SCALE:
         operands.append((SCALE, channels))

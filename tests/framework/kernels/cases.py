@@ -40,16 +40,23 @@ class Alias:
 
 @dataclass(frozen=True, eq=False)
 class Opaque:
-    """An output that only the same table's backward reads: `kind(table, inputs, attributes)` gives type and shape."""
+    """An output that only the same table's backward reads: `kind(table, inputs, attributes)` gives type and shape.
 
-    kind: Callable[..., tuple[DType, tuple[int, ...]]]
+    It gives None where the table writes no such output.
+    """
+
+    kind: Callable[..., tuple[DType, tuple[int, ...]] | None]
 
 
 @dataclass(frozen=True)
 class Before:
-    """An input that is operand number `operand` (outputs first) of the call that the case makes before."""
+    """An input that is operand number `operand` (outputs first) of the call that the case makes before.
+
+    Where that call had none, `otherwise` is the operand that stands in.
+    """
 
     operand: int
+    otherwise: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -435,7 +442,7 @@ def _batch_norm(
             yield "batch_norm_train", Case(name, outputs, (x, weight, bias, residual), settings, terms=_train_terms)
     outputs = (Out(shape), Out(c), Out(c), mask if relu else None, None, None)
     forward = Case(label, outputs, (x, weight, bias, residual), settings, terms=_train_terms)
-    saved = (Before(6), Before(7), Before(1), Before(2), Before(3))
+    saved = (Before(6), Before(7), Before(1), Before(2), Before(3, otherwise=0 if relu else None))
     yield from _gradients(
         "batch_norm_backward", label, forward, "batch_norm_train", saved, {"relu": relu}, _backward_terms
     )
@@ -453,7 +460,7 @@ def _batch_norm_eval(label: str, shape: tuple[int, ...], *, has_residual: bool, 
     yield "batch_norm_eval", forward
     if relu:
         yield "batch_norm_eval", Case(f"{label} without mask", (Out(shape), None), inputs, settings, terms=_eval_terms)
-    saved = (Before(2), Before(3), Before(5), Before(6), Before(1))
+    saved = (Before(2), Before(3), Before(5), Before(6), Before(1, otherwise=0 if relu else None))
     yield from _gradients(
         "batch_norm_eval_backward", label, forward, "batch_norm_eval", saved, settings, _eval_backward_terms
     )
@@ -493,9 +500,10 @@ def _batch_norm_inputs(shape: tuple[int, ...], has_residual: bool, affine: bool)
     )
 
 
-def _batch_norm_mask(x: int, residual: int) -> Callable[..., tuple[DType, tuple[int, ...]]]:
-    def kind(table: Any, inputs: list[Any], attributes: dict[str, Any]) -> tuple[DType, tuple[int, ...]]:
-        return uint8, (table.batch_norm_mask_bytes(inputs[x], has_residual=inputs[residual] is not None),)
+def _batch_norm_mask(x: int, residual: int) -> Callable[..., tuple[DType, tuple[int, ...]] | None]:
+    def kind(table: Any, inputs: list[Any], attributes: dict[str, Any]) -> tuple[DType, tuple[int, ...]] | None:
+        nbytes = table.batch_norm_mask_bytes(inputs[x], has_residual=inputs[residual] is not None)
+        return None if nbytes is None else (uint8, (nbytes,))
 
     return kind
 

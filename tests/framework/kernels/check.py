@@ -128,7 +128,7 @@ def _run(
                 read.append(placed)
             inputs.append(placed.array)
         else:
-            inputs.append(before.operands[given.operand] if isinstance(given, Before) else given)  # type: ignore[union-attr]
+            inputs.append(_taken(before, given) if isinstance(given, Before) else given)
     outputs: list[Any] = []
     written: list[_Placed] = []
     for position, given in enumerate(case.outputs):
@@ -165,9 +165,19 @@ def _initial(given: Out | InOut, want: np.ndarray | None, dtype: DType) -> np.nd
     return np.zeros(given.shape, kind) if want is None else (want == 0).astype(kind)
 
 
-def _opaque(kernels: Runtime, table: Table, given: Opaque, case: Case, inputs: list[Any], layout: str) -> Array:
+def _taken(before: _Run | None, given: Before) -> Any:
+    """The operand of the call made before, or the one that stands in for it."""
+    assert before is not None
+    operand = before.operands[given.operand]
+    return before.operands[given.otherwise] if operand is None and given.otherwise is not None else operand
+
+
+def _opaque(kernels: Runtime, table: Table, given: Opaque, case: Case, inputs: list[Any], layout: str) -> Array | None:
     """Room for what only the table's own backward can read, laid out as the operations do it."""
-    dtype, shape = given.kind(table, inputs, case.attributes)
+    kind = given.kind(table, inputs, case.attributes)
+    if kind is None:
+        return None
+    dtype, shape = kind
     is_image = len(shape) == 4 and layout == "channels-last"
     values = np.full(shape, 0xA5, _host_type(dtype))
     return _place(kernels, values, dtype, "channels-last" if is_image else "row-major").array
