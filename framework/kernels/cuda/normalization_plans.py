@@ -28,7 +28,7 @@ _CLUSTER = 8
 _REDUCING_BLOCKS = 2
 _APPLYING_BLOCKS = 64
 _LEAST_ROWS = 16
-_LEAST_PACKS = 8
+_LEAST_PACKS = 4
 
 Run = Callable[..., None]
 # The strides of images, and type and strides of figures per channel, mean first; None for what is left out.

@@ -121,3 +121,60 @@ KERNEL max_pool_backward(TYPE* grad_x, const TYPE* grad_y, const uint8* indices,
             grad_x + place.offset(images, X) + within(images, X, place.row, place.column)) = result;
     }
 }
+
+#if STRIDE_ROWS * STRIDE_COLUMNS <= 4
+// The same where strides are small: a thread takes the STRIDE_ROWS by STRIDE_COLUMNS inputs that lie under the same
+// windows, so that each window is read once for all of them, and which place of it an input has is known beforehand.
+KERNEL max_pool_backward_tiles(TYPE* grad_x, const TYPE* grad_y, const uint8* indices,
+                               const __grid_constant__ Images images) {
+    constexpr int ROWS = (WINDOW_ROWS - 1) / STRIDE_ROWS + 1, COLUMNS = (WINDOW_COLUMNS - 1) / STRIDE_COLUMNS + 1;
+    const int item = blockIdx.x * THREADS + threadIdx.x;
+    const int first_row = images.top / STRIDE_ROWS, first_column = images.left / STRIDE_COLUMNS;
+    const int tile_rows = (images.top + images.height - 1) / STRIDE_ROWS - first_row + 1;
+    const int tile_columns = (images.left + images.width - 1) / STRIDE_COLUMNS - first_column + 1;
+    if (item >= tile_columns * images.inner_packs) return;
+    for (int64 line = blockIdx.y; line < images.lines; line += gridDim.y) {
+        const Place place(images, line, item, tile_rows);
+        const int last_row = place.row + first_row, last_column = place.column + first_column;
+        const TYPE* gradients = grad_y + place.offset(images, Y);
+        const uint8* image_indices = indices + place.offset(images, INDICES);
+        Value sum[STRIDE_ROWS][STRIDE_COLUMNS][WIDTH] = {};
+#pragma unroll
+        for (int a = ROWS - 1; a >= 0; a--) {
+#pragma unroll
+            for (int b = COLUMNS - 1; b >= 0; b--) {
+                const int row = last_row - a, column = last_column - b;
+                if (row < 0 || row >= images.rows || column < 0 || column >= images.columns) continue;
+                const Elements taken =
+                    *reinterpret_cast<const Elements*>(gradients + within(images, Y, row, column));
+                const Places places =
+                    *reinterpret_cast<const Places*>(image_indices + within(images, INDICES, row, column));
+#pragma unroll
+                for (int t = 0; t < STRIDE_ROWS; t++) {
+#pragma unroll
+                    for (int u = 0; u < STRIDE_COLUMNS; u++) {
+                        const int p = a * STRIDE_ROWS + t, q = b * STRIDE_COLUMNS + u;
+                        if (p >= WINDOW_ROWS || q >= WINDOW_COLUMNS) continue;
+#pragma unroll
+                        for (int k = 0; k < WIDTH; k++)
+                            if (places.at[k] == p * WINDOW_COLUMNS + q) sum[t][u][k] += get(taken.at[k]);
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int t = 0; t < STRIDE_ROWS; t++) {
+#pragma unroll
+            for (int u = 0; u < STRIDE_COLUMNS; u++) {
+                const int h = last_row * STRIDE_ROWS + t - images.top;
+                const int w = last_column * STRIDE_COLUMNS + u - images.left;
+                if (h < 0 || h >= images.height || w < 0 || w >= images.width) continue;
+                Elements result;
+#pragma unroll
+                for (int k = 0; k < WIDTH; k++) result.at[k] = put<TYPE>(sum[t][u][k]);
+                *reinterpret_cast<Elements*>(grad_x + place.offset(images, X) + within(images, X, h, w)) = result;
+            }
+        }
+    }
+}
+#endif

@@ -19,6 +19,8 @@ __all__ = [
 
 Pair = tuple[int, int]
 _MOST_GRID_ROWS = 65535
+# Inputs that a thread of the backward kernel takes together, as in pooling.cu.
+_MOST_TILE = 4
 
 
 @declare(outputs=2)
@@ -77,7 +79,16 @@ def _plan(
     is_packed = is_aligned and all(s[1] == 1 and all(step % pack == 0 for step in (s[0], *s[2:])) for s in strides)
     elements = pack if is_packed and channels % pack == 0 else 1
     packs = channels // elements
-    lines, across = (y_shape if name == "max_pool" else x_shape)[2:]
+    if name == "max_pool":
+        lines, across = y_shape[2:]
+    elif stride[0] * stride[1] <= _MOST_TILE:
+        name = "max_pool_backward_tiles"
+        lines, across = (
+            -(-(before + extent) // step) - before // step
+            for before, extent, step in zip(padding, x_shape[2:], stride, strict=True)
+        )
+    else:
+        lines, across = x_shape[2:]
     # Where channels do not lie within a column, they count as more images.
     inner, outer = (packs, 1) if x_stride[1] <= x_stride[3] else (1, packs)
     lines *= images * outer

@@ -97,7 +97,7 @@ __device__ __forceinline__ Part join_rows(Part part) {
 template <int X>
 __device__ __forceinline__ void reduce(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int64 count,
                                        int64 per_split, const Shape& shape) {
-    constexpr int ROWS = THREADS / X, UNROLL = 4;
+    constexpr int ROWS = THREADS / X, UNROLL = 8;
     const int64 output = static_cast<int64>(blockIdx.x) * X + threadIdx.x % X;
     const int64 start = blockIdx.y * per_split;
     const int64 stop = start + per_split < count ? start + per_split : count;
