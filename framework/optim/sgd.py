@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from framework.creation import zeros_like
+from framework.device import Device
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.runtime import runtime
@@ -50,9 +51,8 @@ class SGD:
         outer = scope.current
         scope.current = (outer, "SGD.step")
         try:
-            for index, parameter in enumerate(self.params):
-                if parameter.grad is not None:
-                    self._update(index, parameter, parameter.grad)
+            for (device, first), moved in self._groups().items():
+                self._update(device, first, moved)
         finally:
             scope.current = outer
 
@@ -80,15 +80,22 @@ class SGD:
             setattr(self, name, state["settings"][name])
         self._buffers = {index: buffer.clone() for index, buffer in state["buffers"].items()}
 
-    def _update(self, index: int, parameter: Tensor, gradient: Tensor) -> None:
-        first = self.momentum != 0 and index not in self._buffers
+    def _groups(self) -> dict[tuple[Device, bool], list[int]]:
+        """The parameters to move, by device and by whether it is their first time: each group is one instruction."""
+        groups: dict[tuple[Device, bool], list[int]] = {}
+        for index, parameter in enumerate(self.params):
+            if parameter.grad is not None:
+                first = self.momentum != 0 and index not in self._buffers
+                groups.setdefault((parameter.device, first), []).append(index)
+        return groups
+
+    def _update(self, device: Device, first: bool, moved: list[int]) -> None:
         if first:
-            self._buffers[index] = zeros_like(parameter)
-        buffer = self._buffers.get(index) if self.momentum else None
-        runtime(parameter.device).sgd_step(
-            parameter.array,
-            None if buffer is None else buffer.array,
-            gradient.array,
+            self._buffers.update({index: zeros_like(self.params[index]) for index in moved})
+        runtime(device).sgd_step(
+            tuple([self.params[index].array for index in moved]),
+            tuple([self._buffers[index].array for index in moved]) if self.momentum else None,
+            tuple([self.params[index].grad.array for index in moved]),
             lr=self.lr,
             momentum=self.momentum,
             dampening=self.dampening,

@@ -119,6 +119,11 @@ class Array:
         return f"Array(shape={self.shape}, stride={self.stride}, {self.dtype.name}, {self.storage.device})"
 
 
+def group(operand: Array | tuple[Array, ...]) -> tuple[Array, ...]:
+    """An operand of kernels that work on many arrays at once, also where it is one."""
+    return (operand,) if isinstance(operand, Array) else operand
+
+
 @lru_cache(maxsize=4096)
 def _is_dense_as(shape: tuple[int, ...], stride: tuple[int, ...], dense: tuple[int, ...]) -> bool:
     # Where an extent is 1 the stride is never taken, so it says nothing about the layout.

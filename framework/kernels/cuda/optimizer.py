@@ -12,7 +12,7 @@ from framework.kernels.cuda import compiler, elementwise, launch
 from framework.kernels.cuda.geometry import Shape, walk
 from framework.kernels.table import kernel
 from framework.vm import scratch
-from framework.vm.array import Array, contiguous_stride
+from framework.vm.array import Array, contiguous_stride, group
 
 # How many tensors one launch takes: the least of these that holds all. An argument block may have 32764 bytes.
 _CAPACITIES = (16, 64, 192, 512, 1000)
@@ -36,8 +36,8 @@ def sgd_step(
     first: bool,
 ) -> None:
     """As the reference kernel of the same name, for one parameter or a tuple of them."""
-    parameters, grads = _many(parameters), _many(grads)
-    buffers = None if momentum_buffers is None else _many(momentum_buffers)
+    parameters, grads = group(parameters), group(grads)
+    buffers = None if momentum_buffers is None else group(momentum_buffers)
     flags = _HAS_BUFFER * (buffers is not None) | _IS_FIRST * bool(first) | _NESTEROV * bool(nesterov)
     numbers = (lr, momentum, 1 - dampening, weight_decay, flags)
     types = {parameter.dtype for parameter in parameters}
@@ -50,10 +50,6 @@ def sgd_step(
             some = own[start : start + _CAPACITIES[-1]]
             taken = [None if arrays is None else [arrays[i] for i in some] for arrays in (parameters, buffers, grads)]
             _step(dtype, taken[0] or [], taken[1], taken[2] or [], numbers)
-
-
-def _many(arrays: Array | Arrays) -> Arrays:
-    return (arrays,) if isinstance(arrays, Array) else arrays
 
 
 def _step(

@@ -9,16 +9,16 @@ from framework.kernels.onednn import descriptors, elementwise
 from framework.kernels.onednn.primitive import Attributes, Primitive
 from framework.kernels.reference import optimizer as reference
 from framework.kernels.table import kernel
-from framework.vm.array import Array
+from framework.vm.array import Array, group
 
 _LINEAR = 38
 
 
 @kernel(outputs=2)
 def sgd_step(
-    parameter: Array,
-    momentum_buffer: Array | None,
-    grad: Array,
+    parameters: reference.Arrays,
+    momentum_buffers: reference.Arrays | None,
+    grads: reference.Arrays,
     *,
     lr: float,
     momentum: float,
@@ -28,13 +28,30 @@ def sgd_step(
     first: bool,
 ) -> None:
     """As the reference kernel of the same name."""
-    row = [parameter, grad] if momentum_buffer is None else [parameter, grad, momentum_buffer]
-    if not elementwise.is_row(*row):
-        reference.sgd_step(
-            parameter, momentum_buffer, grad,
-            lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov, first=first,
-        )  # fmt: skip
-        return
+    own, others = group(parameters), group(grads)
+    buffers = (None,) * len(own) if momentum_buffers is None else group(momentum_buffers)
+    for parameter, buffer, grad in zip(own, buffers, others, strict=True):
+        row = [parameter, grad] if buffer is None else [parameter, grad, buffer]
+        if elementwise.is_row(*row):
+            _step(parameter, buffer, grad, lr, momentum, dampening, weight_decay, nesterov, first)
+        else:
+            reference.sgd_step(
+                parameter, buffer, grad, lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
+                nesterov=nesterov, first=first,
+            )  # fmt: skip
+
+
+def _step(
+    parameter: Array,
+    momentum_buffer: Array | None,
+    grad: Array,
+    lr: float,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    first: bool,
+) -> None:
     if momentum_buffer is not None:
         carried = 0.0 if first else momentum
         damped = 1.0 if first else 1.0 - dampening
