@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Protocol
 
 from framework.device import Device
@@ -46,6 +47,10 @@ class Source(Protocol):
     def release(self, memory: Any) -> None: ...
 
 
+# A heap of free blocks that are alike, by address.
+Siblings = list[tuple[int, "Block"]]
+
+
 class Segment:
     """A piece of memory got from the source, cut into blocks."""
 
@@ -60,7 +65,7 @@ class Segment:
 class Block:
     """A part of a segment: in use, or free. `label` says in which module and operation it was asked for.
 
-    `siblings` is the list it goes back to: that of the free small blocks of its size, or that of the large blocks
+    `siblings` is the heap it goes back to: that of the free small blocks of its size, or that of the large blocks
     kept for the next request like the one it served last. `is_small` says which. A large block that is kept is
     neither `in_use` nor `free`, that is, ready to be cut and joined with its neighbours.
     """
@@ -69,13 +74,13 @@ class Block:
         "free", "in_use", "is_small", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings",
     )  # fmt: skip
 
-    def __init__(self, segment: Segment, offset: int, nbytes: int, siblings: list[Block] | None = None) -> None:
+    def __init__(self, segment: Segment, offset: int, nbytes: int, siblings: Siblings | None = None) -> None:
         self.segment = segment
         self.offset = offset
         self.nbytes = nbytes
         self.ptr = segment.memory.ptr + offset
         self.is_small = siblings is not None
-        self.siblings = [] if siblings is None else siblings
+        self.siblings: Siblings = [] if siblings is None else siblings
         self.free = True
         self.in_use = False
         self.label: scope.Frame | None = None
@@ -93,6 +98,8 @@ class CachingAllocator:
     Small requests are rounded to size classes and cut from slabs. Large ones take the smallest free block that
     fits; what is left over stays a free block of its own, and free neighbours are joined again. But first a block
     given back is kept as it is for a request of just as many bytes, since a training loop repeats its requests.
+    Of equals the lowest address is handed out: then the same requests soon get the same addresses at every step, and
+    what was prepared for these can be used again.
     `allocated` counts the blocks in use, `reserved` what the source has given, both in bytes.
     """
 
@@ -104,11 +111,11 @@ class CachingAllocator:
         self._allocated = self._reserved = 0
         self._peak_allocated = self._peak_reserved = 0
         self._segments: set[Segment] = set()
-        self._small: dict[int, list[Block]] = {}
+        self._small: dict[int, Siblings] = {}
         # Large blocks kept as they are, by the bytes that were asked for.
-        self._kept: dict[int, list[Block]] = {}
+        self._kept: dict[int, Siblings] = {}
         # Where a request of so many bytes looks first: a list of one of the two.
-        self._ready: dict[int, list[Block]] = {}
+        self._ready: dict[int, Siblings] = {}
         # Free large blocks by size, then address: the first that is not smaller is the best fit.
         self._large: list[tuple[int, int, Block]] = []
         # A storage can die in any thread, also inside `allocate` when the garbage collector runs there. So
@@ -123,7 +130,7 @@ class CachingAllocator:
                 self._collect()
             ready = self._ready.get(nbytes)
             if ready:
-                block = ready.pop()
+                block = heappop(ready)[1]
             else:
                 block = self._take(nbytes) or self._take_at_any_price(nbytes)
             block.free = False
@@ -236,10 +243,9 @@ class CachingAllocator:
                 block = Block(segment, offset, size, free)
                 _link(previous, block)
                 segment.first = segment.first or block
-                free.append(block)
+                free.append((block.ptr, block))
                 previous = block
-            free.reverse()  # lowest addresses first: they are handed out from the end
-        return free.pop()
+        return heappop(free)[1]
 
     def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
@@ -307,12 +313,12 @@ class CachingAllocator:
         self._allocated -= block.nbytes
         block.in_use = False
         block.free = block.is_small
-        block.siblings.append(block)
+        heappush(block.siblings, (block.ptr, block))
 
     def _join_kept(self) -> None:
         """Makes the large blocks that were kept free ones, to be cut anew."""
         for kept in self._kept.values():
-            for block in kept:
+            for _, block in kept:
                 self._join(block)
             kept.clear()
 
@@ -339,7 +345,8 @@ class CachingAllocator:
             first: Block = segment.first  # type: ignore[assignment]
             if first.is_small:
                 # The same list stays in use: the blocks of other segments know it.
-                first.siblings[:] = [b for b in first.siblings if b.segment is not segment]
+                first.siblings[:] = [entry for entry in first.siblings if entry[1].segment is not segment]
+                heapify(first.siblings)
             else:
                 self._forget(first)
             self._segments.remove(segment)
