@@ -23,7 +23,7 @@ class CudnnSettings:
 
     allow_tf32: bool = True
     workspace_bytes: int = 256 * 1024 * 1024
-    timed_plans: int = 4
+    timed_plans: int = 8
 
     def available(self) -> bool:
         """Whether cuDNN can be loaded here."""

@@ -5,6 +5,7 @@ Functions that take a device mean the current one where none is given: the first
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -111,7 +112,7 @@ class Event:
     def __del__(self) -> None:
         # Absent where __init__ found no device.
         event = getattr(self, "_event", None)
-        if event is not None:
+        if event is not None and not sys.is_finalizing():
             vm_cuda.api().eventDestroy(event)
 
 

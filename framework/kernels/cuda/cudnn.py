@@ -6,6 +6,7 @@ A plan is an algorithm for one convolution; it takes its operands through a vari
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
@@ -33,6 +34,7 @@ _C_TYPES: dict[int, Any] = {
 
 DATA_TYPES = {"float32": 0, "float64": 1, "bfloat16": 9}
 
+_MOST_PACKS = 512
 # Up to this size, memory that is kept is cheaper than asking for it at each call.
 _SHARED_WORKSPACE_BYTES = 8 * 1024 * 1024
 _X, _WEIGHT, _Y = 1, 2, 3
@@ -109,7 +111,7 @@ class Descriptor:
         return found[: count.value]
 
     def __del__(self) -> None:
-        if self.pointer:
+        if self.pointer and not sys.is_finalizing():
             functions().cudnnBackendDestroyDescriptor(self.pointer)
 
 
@@ -140,7 +142,7 @@ class Handle:
 class Plan:
     """A convolution's algorithm on one device, ready to run: operands are images x, weights and images y."""
 
-    __slots__ = ("_descriptor", "_execute", "_pack_functions", "_pointer", "handle", "workspace_bytes")
+    __slots__ = ("_descriptor", "_execute", "_packs", "_pointer", "handle", "workspace_bytes")
 
     def __init__(self, handle: Handle, descriptor: Descriptor) -> None:
         self.handle = handle
@@ -149,7 +151,7 @@ class Plan:
         self._pointer = descriptor.pointer
         self._execute = functions().cudnnBackendExecute
         self.workspace_bytes = int(descriptor.get(402, INT64)[0])
-        self._pack_functions = _pack_functions()
+        self._packs: dict[tuple[int, int, int, int], ctypes.c_void_p] = {}
 
     @classmethod
     def of_config(cls, handle: Handle, config: Descriptor) -> Plan:
@@ -178,22 +180,42 @@ class Plan:
             address = room.storage.ptr
         elif self.workspace_bytes:
             address = handle.shared_workspace(stream)
-        create, set_attribute, finalize, destroy = self._pack_functions
-        # A pack cannot be changed, and seldom do the same addresses come again; the last one's memory is still warm.
-        pack = ctypes.c_void_p()
-        try:
-            status = (
-                create(VARIANT_PACK, ctypes.byref(pack))
-                or set_attribute(pack, 1000, INT64, _THREE, _UIDS)
-                or set_attribute(pack, 1001, POINTER, _THREE, _Addresses(x, weight, y))
-                or set_attribute(pack, 1003, POINTER, _ONE, ctypes.byref(ctypes.c_void_p(address)))
-                or finalize(pack)
-                or self._execute(handle.pointer, self._pointer, pack)
-            )
-        finally:
-            destroy(pack)
+        key = (x, weight, y, address)
+        pack = self._packs.get(key)
+        if pack is None:
+            pack = self._pack(key)
+        status = self._execute(handle.pointer, self._pointer, pack)
         if status:
             raise _error("cudnnBackendExecute", status)
+
+    def _pack(self, key: tuple[int, int, int, int]) -> ctypes.c_void_p:
+        """A pack cannot be changed, so each set of addresses has its own; the allocator lets a loop's steps repeat them."""
+        if len(self._packs) == _MOST_PACKS:
+            self._drop_packs()
+        create, set_attribute, finalize, _ = _pack_functions()
+        pack = ctypes.c_void_p()
+        status = (
+            create(VARIANT_PACK, ctypes.byref(pack))
+            or set_attribute(pack, 1000, INT64, _THREE, _UIDS)
+            or set_attribute(pack, 1001, POINTER, _THREE, _Addresses(*key[:3]))
+            or set_attribute(pack, 1003, POINTER, _ONE, ctypes.byref(ctypes.c_void_p(key[3])))
+            or finalize(pack)
+        )
+        if status:
+            raise _error("cudnnBackendFinalize", status)
+        self._packs[key] = pack
+        return pack
+
+    def _drop_packs(self) -> None:
+        destroy = _pack_functions()[3]
+        for pack in self._packs.values():
+            destroy(pack)
+        self._packs.clear()
+
+    def __del__(self) -> None:
+        # Absent where __init__ failed; at the end of the process all goes anyway, and the driver may be gone.
+        if getattr(self, "_packs", None) and not sys.is_finalizing():
+            self._drop_packs()
 
 
 _Addresses = ctypes.c_void_p * 3

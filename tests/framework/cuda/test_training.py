@@ -12,7 +12,7 @@ torchvision = pytest.importorskip("torchvision")
 
 pytestmark = pytest.mark.gpu
 
-BATCH = 8
+BATCH, SIZE = 4, 128
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def task():
     torch.manual_seed(0)
     model = torchvision.models.resnet50()
     random = np.random.default_rng(0)
-    images = random.standard_normal((BATCH, 3, 224, 224)).astype(np.float32)
+    images = random.standard_normal((BATCH, 3, SIZE, SIZE)).astype(np.float32)
     labels = random.integers(0, 1000, BATCH)
     weights = {name: value.numpy().copy() for name, value in model.state_dict().items()}
     return weights, images, labels, _torch_gradients(weights, images, labels, torch.float64)

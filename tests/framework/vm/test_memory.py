@@ -500,3 +500,16 @@ def test_the_functions_of_flow_cpu_read_one_allocator() -> None:
     reserved = flow.cpu.memory_reserved()
     flow.cpu.empty_cache()
     assert flow.cpu.memory_reserved() <= reserved
+
+
+def test_the_steps_of_a_loop_get_the_same_addresses() -> None:
+    memory = allocator(segment_bytes=MIB)
+    kept: list[Block] = []
+    seen = []
+    for _ in range(10):
+        step = [memory.allocate(size) for size in (300 * KIB, 100, 300 * KIB, 100, 70 * KIB, 300 * KIB)]
+        seen.append([block.ptr for block in step])
+        # Another order at each step, and some outlive it.
+        give_back(memory, *kept, *reversed(step[2:]))
+        kept = step[:2]
+    assert seen[8:] == seen[6:8]
