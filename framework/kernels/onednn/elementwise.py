@@ -28,7 +28,7 @@ from framework.kernels.reference import elementwise as reference
 from framework.kernels.table import kernel
 from framework.vm.array import Array, dense_stride_like
 
-ADD, _MULTIPLY = 0x1FFF0, 0x1FFF1
+ADD, MULTIPLY = 0x1FFF0, 0x1FFF1
 _RELU, _RELU_FROM_RESULT = 32, 256
 _FORWARD_TRAINING = 64
 # Below this NumPy's one thread is done before two have been called.
@@ -106,6 +106,11 @@ def _add(size: int) -> Primitive:
     return _binary(size, ADD)
 
 
+def product(size: int) -> Primitive:
+    """out = a · b for rows of `size`, called with the addresses of a, b and out."""
+    return _binary(size, MULTIPLY)
+
+
 @lru_cache(maxsize=512)
 def _add_relu(size: int) -> Primitive:
     row = descriptors.vector(size)
@@ -131,7 +136,7 @@ def binary(
 def scaled(size: int, attributes: Attributes, others: Sequence[Descriptor] = ()) -> Primitive:
     """out = a · factor, then post-operations; the factor lies in memory. Called as `binary` is."""
     row = descriptors.vector(size)
-    return binary(_MULTIPLY, row, descriptors.vector(1), row, attributes, others)
+    return binary(MULTIPLY, row, descriptors.vector(1), row, attributes, others)
 
 
 @lru_cache(maxsize=512)

@@ -13,7 +13,7 @@ import numpy as np
 
 from framework.device import cpu
 from framework.dtype import float32
-from framework.kernels.onednn import descriptors, elementwise
+from framework.kernels.onednn import channelwise, descriptors, elementwise
 from framework.kernels.onednn.library import library
 from framework.kernels.onednn.primitive import (
     DIFF_DST,
@@ -72,19 +72,20 @@ def batch_norm_train(
             eps=eps, momentum=momentum, relu=relu,
         )  # fmt: skip
         return
-    # oneDNN writes the variance where the caller wants 1/√(variance + eps).
-    _normalise(y, mean, inv_std, mask, x, weight, bias, residual, eps, relu, given=False)
-    variance = inv_std.ndarray
-    if running_mean is not None:
-        running = running_mean.ndarray
-        running += momentum * (mean.ndarray - running)
-    if running_var is not None:
-        count = x.size // x.shape[1]
-        running = running_var.ndarray
-        running += momentum * (variance * np.float32(count / max(count - 1, 1)) - running)
-    variance += np.float32(eps)
-    np.sqrt(variance, out=variance)
-    np.reciprocal(variance, out=variance)
+    # With a ReLU alone, oneDNN's own kernel does all in one go; otherwise it is faster in parts.
+    statistics = None if relu and residual is None else channelwise.mean_and_variance(x)
+    if statistics is None:
+        # oneDNN writes the variance where the caller wants 1/√(variance + eps).
+        _normalise(y, mean, inv_std, mask, x, weight, bias, residual, eps, relu, given=False)
+        batch_mean, variance = mean.ndarray, inv_std.ndarray.astype(np.float64)
+    else:
+        batch_mean, variance = statistics
+        mean.ndarray[...] = batch_mean
+        _scale(y, x, batch_mean, variance, weight, bias, residual, eps, relu=relu)
+    inv_std.ndarray[...] = 1 / np.sqrt(variance + eps)
+    count = x.size // x.shape[1]
+    _move(running_mean, batch_mean, momentum)
+    _move(running_var, variance * (count / max(count - 1, 1)), momentum)
 
 
 @kernel(outputs=2)
@@ -102,10 +103,12 @@ def batch_norm_eval(
     relu: bool,
 ) -> None:
     """As the reference kernel of the same name."""
-    if _serves(x):
-        _normalise(y, running_mean, running_var, mask, x, weight, bias, residual, eps, relu, given=True)
-    else:
+    if not _serves(x):
         reference.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
+    elif mask is None:
+        _scale(y, x, running_mean.ndarray, running_var.ndarray, weight, bias, residual, eps, relu=relu)
+    else:
+        _normalise(y, running_mean, running_var, mask, x, weight, bias, residual, eps, relu, given=True)
 
 
 @kernel(outputs=4)
@@ -203,6 +206,37 @@ def _normalise(
         elementwise.add_relu(result, _channels_last(residual), relu=relu)
     if result is not y:
         elementwise.copy(y, result)
+
+
+def _scale(
+    y: Array,
+    x: Array,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    weight: Array | None,
+    bias: Array | None,
+    residual: Array | None,
+    eps: float,
+    *,
+    relu: bool,
+) -> None:
+    """Writes y, from statistics that are known; the arithmetic per channel is float64."""
+    factor = 1 / np.sqrt(variance.astype(np.float64) + eps)
+    if weight is not None:
+        factor = factor * weight.ndarray
+    shift = -mean * factor
+    if bias is not None:
+        shift = shift + bias.ndarray
+    result = y if y.is_channels_last else _like(x)
+    beside = None if residual is None else _channels_last(residual)
+    channelwise.scale(result, x, factor.astype(np.float32), shift.astype(np.float32), beside, relu=relu)
+    if result is not y:
+        elementwise.copy(y, result)
+
+
+def _move(running: Array | None, batch: np.ndarray, momentum: float) -> None:
+    if running is not None:
+        running.ndarray[...] += momentum * (batch - running.ndarray)
 
 
 def _differentiate(

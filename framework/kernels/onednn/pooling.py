@@ -20,6 +20,7 @@ from framework.kernels.onednn.primitive import (
     Computation,
     Description,
     Operand,
+    Primitive,
     describe,
 )
 from framework.kernels.reference import pooling as reference
@@ -147,6 +148,15 @@ def _mean(y: Layout, x: Layout) -> Computation:
         description,
         [Operand(DST, descriptors.activation(*y), is_output=True), Operand(SRC, descriptors.activation(*x))],
     )
+
+
+@lru_cache(maxsize=512)
+def mean_of_windows(y: Shape, x: Shape) -> Primitive:
+    """The means of the windows that y [N, C, h, w] divides x into evenly, both NHWC; called with the addresses of y and x."""
+    window = (x[2] // y[2], x[3] // y[3])
+    description = _describe_forward(_MEAN, x, y, window, window, (0, 0))
+    assert description is not None, "oneDNN has average pooling for every shape"
+    return Primitive(description, [(DST, descriptors.channels_last(y)), (SRC, descriptors.channels_last(x))])
 
 
 @lru_cache(maxsize=256)
