@@ -11,12 +11,13 @@ class _Library(NamedTuple):
     title: str
     file: str
     package: str
+    package_of_cuda12: str
 
 
 # {cuda} is the major version of CUDA that CuPy is built for.
 _LIBRARIES = {
-    "cudnn": _Library("cuDNN 9", "libcudnn.so.9", "nvidia-cudnn-cu{cuda}"),
-    "cublasLt": _Library("cuBLAS", "libcublasLt.so.{cuda}", "nvidia-cublas"),
+    "cudnn": _Library("cuDNN 9", "libcudnn.so.9", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    "cublasLt": _Library("cuBLAS", "libcublasLt.so.{cuda}", "nvidia-cublas", "nvidia-cublas-cu12"),
 }
 
 
@@ -28,7 +29,7 @@ def load(name: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(_find(name) or library.file.format(cuda=cuda))
     except OSError as missing:
-        package = library.package.format(cuda=cuda)
+        package = library.package_of_cuda12 if cuda == 12 else library.package
         raise OSError(
             f"CUDA devices need {library.title}, which cannot be loaded ({missing}); `pip install {package}` brings it,"
             f" as does `pip install 'flowbench[cuda{cuda}]'`"

@@ -45,8 +45,26 @@ def linear_backward(
         reduction.sum(grad_bias, grad_y, axes=(0,), keepdims=False)
 
 
+# Products that cuBLAS takes as their operands lie, in one call.
+_direct: dict[tuple, cublas.Product] = {}
+
+
 def _multiply(c: Array, a: Array, b: Array, bias: Array | None = None) -> None:
     """c = a @ b + bias along the last dimension."""
+    key = (
+        c.shape, c.stride, a.shape, a.stride, b.shape, b.stride, None if bias is None else bias.stride,
+        c.dtype, c.storage.device, backends.cuda.matmul.allow_tf32,
+    )  # fmt: skip
+    product = _direct.get(key)
+    at_a, at_b, at_c, at_bias = a.ptr, b.ptr, c.ptr, 0 if bias is None else bias.ptr
+    if product is not None and not (at_a | at_b | at_c | at_bias) & 15:
+        product.run(at_b, at_a, at_c, at_bias)
+    else:
+        _multiply_slowly(c, a, b, bias, key)
+
+
+def _multiply_slowly(c: Array, a: Array, b: Array, bias: Array | None, key: tuple) -> None:
+    """Everything but the usual case: the first call, empty operands, odd strides, and batches that take several calls."""
     if c.dtype.name not in _TYPES:
         raise TypeError(f"matrix products on {c.storage.device} take {', '.join(_TYPES)}, not {c.dtype.name}")
     if not c.size:
@@ -56,26 +74,34 @@ def _multiply(c: Array, a: Array, b: Array, bias: Array | None = None) -> None:
         if bias is not None:
             elementwise.add(c, c, bias)
         return
-    a, b = _row_or_column_major(a), _row_or_column_major(b)
-    out = c if c.stride[-1] == 1 and _is_matrix(c) else _room(c)
-    if bias is not None and (bias.stride[0] != 1 or bias.ptr % 16):
-        bias = _dense_copy(bias)
-    for batch, at_c, at_a, at_b in _batches(out, a, b):
-        _multiply_batch(out, a, b, bias, batch, (at_c, at_a, at_b))
-    if out is not c:
-        elementwise.copy(c, out)
+    used_a, used_b = _row_or_column_major(a), _row_or_column_major(b)
+    used_c = c if c.stride[-1] == 1 and _is_matrix(c) else _room(c)
+    used_bias = _dense_copy(bias) if bias is not None and (bias.stride[0] != 1 or bias.ptr % 16) else bias
+    calls = _batches(used_c, used_a, used_b)
+    for batch, *starts in calls:
+        pointers = tuple(
+            [
+                array.ptr + start * array.dtype.itemsize
+                for array, start in zip((used_c, used_a, used_b), starts, strict=True)
+            ]
+        )
+        product = _product(used_c, used_a, used_b, used_bias is not None, batch, pointers)
+        product.run(pointers[2], pointers[1], pointers[0], 0 if used_bias is None else used_bias.ptr)
+        if len(calls) == 1 and used_a is a and used_b is b and used_c is c and used_bias is bias:
+            if not (pointers[0] | pointers[1] | pointers[2]) & 15:
+                _direct[key] = product
+    if used_c is not c:
+        elementwise.copy(c, used_c)
 
 
-def _multiply_batch(
-    c: Array, a: Array, b: Array, bias: Array | None, batch: tuple[int, int, int, int], at: tuple[int, int, int]
-) -> None:
-    """One call: `batch` is the number of matrices and their strides, `at` where the first ones lie, in elements.
+def _product(
+    c: Array, a: Array, b: Array, has_bias: bool, batch: tuple[int, int, int, int], pointers: tuple[int, ...]
+) -> cublas.Product:
+    """What computes one call: `batch` is the number of matrices and their strides.
 
     cuBLAS counts by columns, so that it sees the transpose of each row-major matrix: cᵀ = bᵀ · aᵀ.
     """
     count, step_c, step_a, step_b = batch
-    itemsize = c.dtype.itemsize
-    pointers = [array.ptr + offset * itemsize for array, offset in zip((c, a, b), at, strict=True)]
     aligned = pointers[0] | pointers[1] | pointers[2] | 16
     request = Request(
         _seen_by_columns(b, step_b),
@@ -84,11 +110,10 @@ def _multiply_batch(
         count,
         c.dtype.name,
         backends.cuda.matmul.allow_tf32,
-        bias is not None,
+        has_bias,
         aligned & -aligned,
     )
-    run = cublas.product(c.storage.device, request).run
-    run(pointers[2], pointers[1], pointers[0], 0 if bias is None else bias.ptr)
+    return cublas.product(c.storage.device, request)
 
 
 def _seen_by_columns(array: Array, batch_stride: int) -> Matrix:
@@ -100,7 +125,7 @@ def _seen_by_columns(array: Array, batch_stride: int) -> Matrix:
     return Matrix(rows, columns, max(step_column, rows), True, batch_stride)
 
 
-def _batches(c: Array, a: Array, b: Array) -> list[tuple[tuple[int, int, int, int], int, int, int]]:
+def _batches(c: Array, a: Array, b: Array) -> list[tuple]:
     """The calls that all leading dimensions take: (number of matrices and their strides), and where each starts."""
     leading = c.shape[:-2]
     strides = [c.stride[:-2], _broadcast_strides(a, leading), _broadcast_strides(b, leading)]

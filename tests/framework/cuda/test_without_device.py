@@ -10,7 +10,7 @@ import pytest
 
 import framework as flow
 from framework.device import Device
-from framework.kernels.cuda import disk
+from framework.kernels.cuda import disk, library
 
 
 def test_devices_have_names():
@@ -62,3 +62,12 @@ def test_bfloat16_on_the_host():
     assert on_host.tolist() == [1.0, 2.0]
     with pytest.raises(TypeError, match="no kernel takes it on the host"):
         on_host + on_host
+
+
+@pytest.mark.parametrize(("cuda", "package"), [(13, "nvidia-cudnn-cu13"), (12, "nvidia-cudnn-cu12")])
+def test_a_missing_library_names_its_package(monkeypatch, cuda, package):
+    monkeypatch.setattr(library, "_find", lambda name: "/nowhere/libcudnn.so.9")
+    monkeypatch.setattr(library, "_cuda_major", lambda: cuda)
+    library.load.cache_clear()
+    assert f"`pip install {package}` brings it" in (library.why("cudnn") or "")
+    library.load.cache_clear()
