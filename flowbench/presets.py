@@ -53,11 +53,11 @@ IMAGE = (3, 224, 224)
 PRESETS = {
     "smoke": Preset(
         "a minute: shows that everything works, proves nothing about speed",
-        ALL_ENGINES, ("resnet18",), ((3, 64, 64),), (4, 1), steps=5, warmup=1, pairs=2,
+        ALL_ENGINES, ("resnet18",), ((3, 64, 64),), (4, 1), steps=5, warmup=2, pairs=2,
     ),
     "cpu": Preset(
         "the default without a GPU: ResNet50 training, N = 4, 2, 1, in six minutes at most",
-        ALL_ENGINES, ("resnet50",), (IMAGE,), (4, 2, 1), steps=4, warmup=1, pairs=6, wall_cap_s=320,
+        ALL_ENGINES, ("resnet50",), (IMAGE,), (4, 2, 1), steps=5, warmup=3, pairs=6, wall_cap_s=285,
     ),
     "seed": Preset(
         "the classic setting: ResNet50, 50 steps, N = 16, 8, 4, 2, 1",

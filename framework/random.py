@@ -22,15 +22,11 @@ class Generator:
 
     def uniform(self, out: Array, low: float, high: float) -> None:
         """Fills `out` from U[low, high)."""
-        runtime(out.storage.device).random_uniform(
-            out, seed=self.seed, offset=self._advance(out), low=low, high=high
-        )
+        runtime(out.storage.device).random_uniform(out, seed=self.seed, offset=self._advance(out), low=low, high=high)
 
     def normal(self, out: Array, mean: float, std: float) -> None:
         """Fills `out` from N(mean, std²)."""
-        runtime(out.storage.device).random_normal(
-            out, seed=self.seed, offset=self._advance(out), mean=mean, std=std
-        )
+        runtime(out.storage.device).random_normal(out, seed=self.seed, offset=self._advance(out), mean=mean, std=std)
 
     def _advance(self, out: Array) -> int:
         """The block to start from; four numbers come from one block."""

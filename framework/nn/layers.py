@@ -160,7 +160,7 @@ class CrossEntropyLoss(Module):
 
 
 class Sequential(Module):
-    """Modules one after the other, named 0, 1, …"""
+    """Modules one after the other, named by their place from 0 on."""
 
     def __init__(self, *modules: Module) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from framework.vm.array import Array
 from framework.vm.instruction import Instruction
 from framework.vm.stream import Mark, Stream
 
@@ -48,7 +49,7 @@ def note(instruction: Instruction, mark: Mark) -> None:
         uses.reads.clear()
 
 
-def _uses(array) -> Uses:
+def _uses(array: Array) -> Uses:
     storage = array.storage
     if storage.uses is None:
         storage.uses = Uses()

@@ -49,12 +49,7 @@ class Machine:
     def issue(self, instruction: Instruction, stream: Stream | None = None) -> None:
         """Runs an instruction on `stream` (its device's first one where none is named)."""
         kernel = instruction.kernel
-        for operand in instruction.operands[: kernel.outputs]:
-            if type(operand) is Array:
-                operand.storage.version += 1
-            elif operand is not None:
-                for array in operand:
-                    array.storage.version += 1
+        _count_writes(instruction.operands[: kernel.outputs])
         if self._plain:
             kernel(*instruction.operands, **instruction.attributes)
         else:
@@ -71,12 +66,7 @@ class Machine:
             if not self._plain:
                 self.issue(Instruction(kernel, operands, attributes))
                 return
-            for operand in operands[:outputs]:
-                if type(operand) is Array:
-                    operand.storage.version += 1
-                elif operand is not None:
-                    for array in operand:
-                        array.storage.version += 1
+            _count_writes(operands[:outputs])
             kernel(*operands, **attributes)
 
         return issue_kernel
@@ -117,6 +107,15 @@ class Machine:
     def _update(self) -> None:
         self._parallel = len({stream.device for stream in self._streams}) < len(self._streams)
         self._plain = not self._parallel and not self._observers
+
+
+def _count_writes(operands: tuple) -> None:
+    for operand in operands:
+        if type(operand) is Array:
+            operand.storage.version += 1
+        elif operand is not None:
+            for array in operand:
+                array.storage.version += 1
 
 
 def _bind(observer: Observer, instruction: Instruction, run: Callable[[], None]) -> Callable[[], None]:

@@ -11,7 +11,6 @@ from functools import lru_cache
 import numpy as np
 
 from framework.device import cpu
-from framework.dtype import float32
 from framework.kernels.onednn import descriptors, elementwise, pooling
 from framework.kernels.onednn.primitive import Attributes, Primitive
 from framework.vm import scratch

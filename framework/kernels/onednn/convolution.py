@@ -204,7 +204,7 @@ def _layouts_for_weight_gradient(
     for large images under a 1×1 kernel: there the copies cost more than they save.
     """
     stride, _, _, groups = geometry
-    is_large = grad_y[2] * grad_y[3] > 28 * 28
+    is_large = grad_y[2] * grad_y[3] >= 28 * 28
     if groups > 1 or grad_y[1] % 8 or (weight[2:] == (1, 1) and stride == (1, 1) and is_large):
         return descriptors.channels_last(x), descriptors.channels_last(grad_y)
     # An image of few channels is read in the layout that the kernel for first layers asks for.

@@ -29,12 +29,7 @@ _MODULES = (
 
 TABLE = Table(
     "reference",
-    {
-        name: function
-        for module in _MODULES
-        for name, function in vars(module).items()
-        if hasattr(function, "outputs")
-    },
+    {name: function for module in _MODULES for name, function in vars(module).items() if hasattr(function, "outputs")},
     batch_norm_mask_bytes=normalization.batch_norm_mask_bytes,
     max_pool2d_indices=pooling.max_pool2d_indices,
 )

@@ -16,7 +16,7 @@ def cross_entropy(loss: Array, probabilities: Array, logits: Array, target: Arra
     overflows. Raises ValueError for a target outside the classes.
     """
     scores, labels = logits.ndarray, target.ndarray
-    if labels.size and not (0 <= labels.min() and labels.max() < scores.shape[1]):
+    if labels.size and not (labels.min() >= 0 and labels.max() < scores.shape[1]):
         raise ValueError(
             f"cross_entropy: targets must lie in [0, {scores.shape[1]}), the number of classes; "
             f"got {labels.min()} to {labels.max()}"
@@ -31,9 +31,7 @@ def cross_entropy(loss: Array, probabilities: Array, logits: Array, target: Arra
 
 
 @kernel(outputs=1)
-def cross_entropy_backward(
-    grad_logits: Array, grad_loss: Array, probabilities: Array, target: Array
-) -> None:
+def cross_entropy_backward(grad_logits: Array, grad_loss: Array, probabilities: Array, target: Array) -> None:
     """grad_logits[n, c] = grad_loss · (probabilities[n, c] - [c is target[n]]) / N."""
     count = probabilities.shape[0]
     gradient = probabilities.ndarray.copy()

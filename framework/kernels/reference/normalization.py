@@ -91,8 +91,9 @@ def batch_norm_backward(
     *,
     relu: bool,
 ) -> None:
-    """Gradients of batch_norm_train. With g = grad_y where the ReLU was open and x̂ = (x - mean) · inv_std:
+    """Gradients of batch_norm_train.
 
+    With g = grad_y where the ReLU was open, else 0, and x̂ = (x - mean) · inv_std:
     grad_residual = g, grad_bias = Σ g, grad_weight = Σ g·x̂,
     grad_x = weight · inv_std · (g - mean(g) - x̂ · mean(g·x̂)).
     """

@@ -7,7 +7,6 @@ import numpy as np
 from framework.kernels.table import kernel
 from framework.vm.array import Array, group
 
-
 Arrays = Array | tuple[Array, ...]
 
 

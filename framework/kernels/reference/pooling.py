@@ -21,9 +21,7 @@ def max_pool2d_indices(y_shape: tuple[int, ...], kernel: Pair) -> tuple[DType, t
 
 
 @kernel(outputs=2)
-def max_pool2d(
-    y: Array, indices: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair
-) -> None:
+def max_pool2d(y: Array, indices: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> None:
     """y[n,c,i,j] = the largest of its window of x, padded with -∞; NaN wins, and the first of equals."""
     source = np.pad(
         x.ndarray,
@@ -67,9 +65,7 @@ def global_avg_pool2d_backward(grad_x: Array, grad_y: Array) -> None:
     grad_x.ndarray[...] = grad_y.ndarray / (grad_x.shape[2] * grad_x.shape[3])
 
 
-def _windows(
-    kernel: Pair, out_size: tuple[int, ...], stride: Pair
-) -> Iterator[tuple[int, tuple[slice, ...]]]:
+def _windows(kernel: Pair, out_size: tuple[int, ...], stride: Pair) -> Iterator[tuple[int, tuple[slice, ...]]]:
     """For each place in the window, counted row by row, the part of the padded input that lies there."""
     every = slice(None)
     for p in range(kernel[0]):
