@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from framework.autograd.mode import mode
-from framework.autograd.node import Node
+from framework.autograd.node import Edge, Node
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.array import Array
@@ -40,6 +40,7 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
     """Runs `operation` on tensors (or None, or numbers, where it allows them), recorded if a gradient is wanted."""
     arrays: list[Any] = []
     needs: list[bool] = []
+    edges: list[Edge | None] = []
     kernels: Runtime | None = None
     wanted = False
     for item in inputs:
@@ -53,11 +54,17 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
                     f"{operation.name} got tensors on {kernels.device} and on {device}; move them to one with .to()"
                 )
             arrays.append(array)
-            needs.append(item.requires_grad)
-            wanted = wanted or item.requires_grad
+            if item.requires_grad:
+                wanted = True
+                needs.append(True)
+                edges.append(item.edge())
+            else:
+                needs.append(False)
+                edges.append(None)
         elif item is None or isinstance(item, _NUMBERS):
             arrays.append(item)
             needs.append(False)
+            edges.append(None)
         else:
             raise TypeError(f"{operation.name} takes tensors; got {type(item).__name__}, which flow.tensor() converts")
     if kernels is None:
@@ -66,13 +73,12 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
     scope.current = (outer, operation.name)
     try:
         recording = wanted and mode.recording
-        node = Node(operation, kernels, needs, recording)
+        node = Node(operation, kernels, needs, edges if recording else [], recording)
         result = operation.forward(node, kernels, *arrays, **attributes)
     finally:
         scope.current = outer
     if not recording:
         return Tensor(result) if isinstance(result, Array) else tuple([Tensor(a) for a in result])
-    node.edges = [item.edge() if needed else None for item, needed in zip(inputs, needs, strict=True)]
     if isinstance(result, Array):
         return Tensor(result, True, node, 0)
     return tuple([Tensor(a, a.dtype.is_floating, node, i) for i, a in enumerate(result)])

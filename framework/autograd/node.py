@@ -19,6 +19,10 @@ _numbers = count()
 Hook = Callable[["Tensor"], "Tensor | None"]
 
 
+# A node and which of its outputs, or a leaf tensor and 0.
+Edge = tuple[Any, int]
+
+
 class Node:
     """An operation that was run, and where the gradients of its inputs go.
 
@@ -42,12 +46,19 @@ class Node:
         "scope",
     )
 
-    def __init__(self, operation: type[Operation], runtime: Runtime, needs: list[bool], recording: bool) -> None:
+    def __init__(
+        self,
+        operation: type[Operation],
+        runtime: Runtime,
+        needs: list[bool],
+        edges: list[Edge | None],
+        recording: bool,
+    ) -> None:
         self.operation = operation
         self.runtime = runtime
         self.needs = needs
         self.recording = recording
-        self.edges: list[tuple[Any, int] | None] = []
+        self.edges = edges
         self.hooks: dict[int, list[Hook]] | None = None
         self.note: Any = None
         self.freed = False

@@ -67,11 +67,11 @@ class Block:
 
     `siblings` is the heap it goes back to: that of the free small blocks of its size, or that of the large blocks
     kept for the next request like the one it served last. `is_small` says which. A large block that is kept is
-    neither `in_use` nor `free`, that is, ready to be cut and joined with its neighbours.
+    neither `in_use` nor `free`, that is, ready to be cut and joined with its neighbours. `entry` is what the heap holds.
     """
 
     __slots__ = (
-        "free", "in_use", "is_small", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings",
+        "entry", "free", "in_use", "is_small", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings",
     )  # fmt: skip
 
     def __init__(self, segment: Segment, offset: int, nbytes: int, siblings: Siblings | None = None) -> None:
@@ -79,6 +79,7 @@ class Block:
         self.offset = offset
         self.nbytes = nbytes
         self.ptr = segment.memory.ptr + offset
+        self.entry = (self.ptr, self)
         self.is_small = siblings is not None
         self.siblings: Siblings = [] if siblings is None else siblings
         self.free = True
@@ -243,7 +244,7 @@ class CachingAllocator:
                 block = Block(segment, offset, size, free)
                 _link(previous, block)
                 segment.first = segment.first or block
-                free.append((block.ptr, block))
+                free.append(block.entry)
                 previous = block
         return heappop(free)[1]
 
@@ -313,7 +314,7 @@ class CachingAllocator:
         self._allocated -= block.nbytes
         block.in_use = False
         block.free = block.is_small
-        heappush(block.siblings, (block.ptr, block))
+        heappush(block.siblings, block.entry)
 
     def _join_kept(self) -> None:
         """Makes the large blocks that were kept free ones, to be cut anew."""

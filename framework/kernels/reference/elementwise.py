@@ -16,19 +16,19 @@ def value(operand: Array | float) -> np.ndarray | float:
 @kernel(outputs=1)
 def add(out: Array, a: Array, b: Array | float) -> None:
     """out = a + b."""
-    np.add(value(a), value(b), out=out.ndarray, casting="unsafe")
+    np.add(value(a), value(b), out=out.ndarray)
 
 
 @kernel(outputs=1)
 def subtract(out: Array, a: Array | float, b: Array | float) -> None:
     """out = a - b."""
-    np.subtract(value(a), value(b), out=out.ndarray, casting="unsafe")
+    np.subtract(value(a), value(b), out=out.ndarray)
 
 
 @kernel(outputs=1)
 def multiply(out: Array, a: Array, b: Array | float) -> None:
     """out = a · b."""
-    np.multiply(value(a), value(b), out=out.ndarray, casting="unsafe")
+    np.multiply(value(a), value(b), out=out.ndarray)
 
 
 @kernel(outputs=1)
