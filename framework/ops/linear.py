@@ -61,7 +61,8 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         raise TypeError(f"matmul takes two tensors; got {type(a).__name__} and {type(b).__name__}")
-    if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
+    left, right = a.array.shape, b.array.shape
+    if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
         raise ValueError(f"matmul takes [..., M, K] and [..., K, N]; got {list(a.shape)} and {list(b.shape)}")
     if a.dtype is not b.dtype:
         raise TypeError(f"matmul takes operands of one type; got {a.dtype} and {b.dtype}; convert with .to()")
@@ -79,8 +80,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _product(kernels: Runtime, a: Array, b: Array) -> Array:
-    leading = broadcast_shape(a.shape[:-2], b.shape[:-2])
-    c = kernels.empty((*leading, a.shape[-2], b.shape[-1]), a.dtype)
+    left, right = a.shape, b.shape
+    if len(left) == len(right) == 2:
+        c = kernels.empty((left[0], right[1]), a.dtype)
+    else:
+        c = kernels.empty((*broadcast_shape(left[:-2], right[:-2]), left[-2], right[-1]), a.dtype)
     kernels.matmul(c, a, b)
     return c
 
