@@ -6,9 +6,9 @@ from math import sqrt
 from typing import Any
 
 from framework import ops
-from framework.creation import empty, full, ones, zeros
-from framework.dtype import int64
+from framework.creation import empty, ones, zeros
 from framework.nn import init
+from framework.nn.counter import Counter
 from framework.nn.module import Module
 from framework.nn.parameter import Parameter
 from framework.ops.checks import Pair, pair
@@ -70,11 +70,11 @@ class BatchNorm2d(Module):
         self.bias = Parameter(zeros(num_features))
         self.register_buffer("running_mean", zeros(num_features))
         self.register_buffer("running_var", ones(num_features))
-        self.register_buffer("num_batches_tracked", full((), 0, dtype=int64))
+        self.register_buffer("num_batches_tracked", Counter())
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         if self.training:
-            self.num_batches_tracked.add_(1)
+            self.num_batches_tracked.count()
         return ops.batch_norm(
             x,
             self.running_mean,

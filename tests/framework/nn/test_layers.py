@@ -10,6 +10,7 @@ import pytest
 import framework as flow
 from framework import nn
 from framework.nn import init
+from framework.vm import machine
 
 
 def test_batch_norm_keeps_running_figures_in_training_alone() -> None:
@@ -103,3 +104,24 @@ def test_an_empty_batch_goes_through_a_network_in_evaluation() -> None:
         nn.Linear(8, 5),
     ).eval()
     assert model(flow.zeros(0, 3, 10, 10)).shape == (0, 5)
+
+
+def test_batches_are_counted_without_an_instruction_and_seen_by_all_who_look() -> None:
+    layer = flow.nn.BatchNorm2d(2)
+    x = flow.randn(3, 2, 4, 4)
+    issued = []
+    with machine.observed(lambda instruction, run: (issued.append(instruction.kernel.__name__), run())):
+        layer(x)
+        layer(x)
+    assert issued == ["batch_norm_train"] * 2
+    state = layer.state_dict()
+    assert state["num_batches_tracked"].item() == 2
+    assert state["num_batches_tracked"].dtype is flow.int64
+    layer(x)
+    layer.load_state_dict(state)
+    layer(x)
+    assert layer.num_batches_tracked.item() == 4
+    layer.to(flow.float64)
+    layer.num_batches_tracked.zero_()
+    layer(x.to(flow.float64))
+    assert [buffer.item() for name, buffer in layer.named_buffers() if name == "num_batches_tracked"] == [1]
