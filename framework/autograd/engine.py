@@ -17,13 +17,17 @@ if TYPE_CHECKING:
 
 
 class _Sum:
-    """A gradient as it adds up. `owned` says that nobody else holds its memory, so that it may be added into."""
+    """A gradient as it adds up. `owned` says that nobody else holds its memory, so that it may be added into.
 
-    __slots__ = ("array", "owned")
+    `second` is a part that is not added yet: some operations take two parts and add them on their way.
+    """
+
+    __slots__ = ("array", "owned", "second")
 
     def __init__(self, array: Array, owned: bool) -> None:
         self.array = array
         self.owned = owned
+        self.second: Array | None = None
 
     def add(self, array: Array, owned: bool) -> None:
         kernels = runtime(array.storage.device)
@@ -35,6 +39,10 @@ class _Sum:
                 return
             self.array, array, self.owned = array, self.array, True
         kernels.add(self.array, self.array, array)
+
+    def parts(self) -> Array | tuple[Array, Array]:
+        """What a backward gets."""
+        return self.array if self.second is None else (self.array, self.second)
 
 
 def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> None:
@@ -61,24 +69,40 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
     while ready:
         node = heappop(ready)[1]
         made = Storage.next_serial()
-        results = _run(node, sums.pop(id(node), {}), retain_graph)
-        fresh = _fresh(results, made)
+        results = _run(node, sums.pop(id(node), None), retain_graph)
+        storages = [None if result is None else result.storage for result in results]
         for position, edge in enumerate(node.edges):
             if edge is None:
                 continue
             target, index = edge
+            key = id(target)
+            uses = missing[key] = missing[key] - 1
             result, results[position] = results[position], None
             if result is not None:
-                gathered = sums.setdefault(id(target), {})
-                if index in gathered:
-                    gathered[index].add(result, fresh[position])
+                storage = result.storage
+                # Made by the backward just run, whole, and handed out once: nobody else holds it.
+                owned = storage.serial > made and storages.count(storage) == 1 and storage.nbytes == result.nbytes
+                gathered = sums.get(key)
+                if gathered is None:
+                    sums[key] = {index: _Sum(result, owned)}
+                elif index not in gathered:
+                    gathered[index] = _Sum(result, owned)
                 else:
-                    gathered[index] = _Sum(result, fresh[position])
-            missing[id(target)] -= 1
-            if missing[id(target)] == 0:
+                    _gather(gathered[index], target, result, owned)
+            if not uses:
                 _release(target, sums, ready)
         # Nothing here may keep a gradient alive while the next node runs.
-        del results, result
+        result = storage = gathered = None
+        storages.clear()
+
+
+def _gather(so_far: _Sum, target: Any, result: Array, owned: bool) -> None:
+    """One more gradient of the same tensor."""
+    takes_two = isinstance(target, Node) and target.operation.sums_gradients and not target.hooks
+    if takes_two and so_far.second is None:
+        so_far.second = result
+    else:
+        so_far.add(result, owned)
 
 
 def _release(target: Any, sums: dict[int, dict[int, _Sum]], ready: list[tuple[int, Node]]) -> None:
@@ -88,18 +112,6 @@ def _release(target: Any, sums: dict[int, dict[int, _Sum]], ready: list[tuple[in
     elif id(target) in sums:
         total = sums.pop(id(target))[0]
         target.accumulate(total.array, owned=total.owned)
-
-
-def _fresh(results: list[Array | None], made: int) -> list[bool]:
-    """Which results were made by the backward just run, whole, and are handed out once: nobody else holds those."""
-    storages = [None if result is None else result.storage for result in results]
-    return [
-        result is not None
-        and result.storage.serial > made
-        and result.storage.nbytes == result.nbytes
-        and storages.count(result.storage) == 1
-        for result in results
-    ]
 
 
 def _count_uses(root: Any) -> dict[int, int]:
@@ -120,16 +132,17 @@ def _count_uses(root: Any) -> dict[int, int]:
     return uses
 
 
-def _run(node: Node, sums: dict[int, _Sum], retain_graph: bool) -> list[Array | None]:
+def _run(node: Node, sums: dict[int, _Sum] | None, retain_graph: bool) -> list[Array | None]:
     """The gradients of the node's inputs, None for each where no gradient reached the node."""
-    if not sums:
+    if sums is None:
         return [None] * len(node.edges)
     node.check_not_freed()
     scope.current = (node.scope, "backward")
-    for index, hooks in (node.hooks or {}).items():
-        if index in sums:
-            sums[index].array = run_hooks(hooks, sums[index].array)
-    grads = [sums[i].array if i in sums else None for i in range(max(sums) + 1)]
+    if node.hooks:
+        for index, hooks in node.hooks.items():
+            if index in sums:
+                sums[index].array = run_hooks(hooks, sums[index].array)
+    grads = [sums[i].parts() if i in sums else None for i in range(max(sums) + 1)]
     sums.clear()
     result = node.operation.backward(node, node.runtime, *grads)
     if not retain_graph:

@@ -21,9 +21,11 @@ class Operation:
     """A differentiable operation on arrays: subclasses say how it runs forward, and backward.
 
     `kernels` is the runtime of the device: new arrays, and its kernels as attributes.
+    `sums_gradients` says that backward takes a pair of arrays in place of a gradient, and adds them up itself.
     """
 
     name: str
+    sums_gradients = False
 
     @staticmethod
     def forward(node: Node, kernels: Runtime, *inputs: Any, **attributes: Any) -> Any:

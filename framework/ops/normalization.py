@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
-from framework.dtype import uint8
+from framework.dtype import DType, float32, uint8
 from framework.ops.checks import check_floats, check_images
 from framework.tensor import Tensor
 from framework.vm.array import Array
@@ -13,6 +13,7 @@ from framework.vm.runtime import Runtime
 
 class BatchNormTrain(Operation):
     name = "batch_norm"
+    sums_gradients = True
 
     @staticmethod
     def forward(
@@ -30,22 +31,24 @@ class BatchNormTrain(Operation):
         relu: bool,
     ) -> Array:
         y = kernels.empty_like(x)
-        mean, inv_std = (kernels.empty((x.shape[1],), x.dtype) for _ in range(2))
+        mean, inv_std = _statistics(kernels, x)
         mask = _mask(node, kernels, x, residual, relu)
         kernels.batch_norm_train(
             y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
             eps=eps, momentum=momentum, relu=relu,
         )  # fmt: skip
         node.save(x, weight, mean, inv_std, y if mask is None and relu else mask)
-        node.note = relu
+        node.note = (relu, _parameter_type(x, weight, bias))
         return y
 
     @staticmethod
-    def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
+    def backward(node: Node, kernels: Runtime, grad_y: Array | tuple[Array, Array]) -> tuple[Array | None, ...]:
         x, weight, mean, inv_std, mask = node.saved
-        grads = _new_gradients(node, kernels, x)
-        kernels.batch_norm_backward(*grads, grad_y, x, weight, mean, inv_std, mask, relu=node.note)
-        return _with_residual(node, grads, grad_y)
+        first, second = (grad_y, None) if isinstance(grad_y, Array) else grad_y
+        relu, dtype = node.note
+        grads = _new_gradients(node, kernels, x, dtype, changed=relu or second is not None)
+        kernels.batch_norm_backward(*grads, first, x, weight, mean, inv_std, mask, second, relu=relu)
+        return _with_residual(node, grads, first)
 
 
 class BatchNormEval(Operation):
@@ -69,14 +72,14 @@ class BatchNormEval(Operation):
         mask = _mask(node, kernels, x, residual, relu)
         kernels.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
         node.save(x, weight, running_mean, running_var, y if mask is None and relu else mask)
-        node.note = (eps, relu)
+        node.note = (relu, _parameter_type(x, weight, bias), eps)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
         x, weight, running_mean, running_var, mask = node.saved
-        eps, relu = node.note
-        grads = _new_gradients(node, kernels, x)
+        relu, dtype, eps = node.note
+        grads = _new_gradients(node, kernels, x, dtype, changed=relu)
         kernels.batch_norm_eval_backward(*grads, grad_y, x, weight, running_mean, running_var, mask, eps=eps, relu=relu)
         return _with_residual(node, grads, grad_y)
 
@@ -133,16 +136,27 @@ def _mask(node: Node, kernels: Runtime, x: Array, residual: Array | None, relu: 
     return None if nbytes is None else kernels.empty((nbytes,), uint8)
 
 
-def _new_gradients(node: Node, kernels: Runtime, x: Array) -> tuple[Array | None, ...]:
+def _statistics(kernels: Runtime, x: Array) -> tuple[Array, Array]:
+    """Room for mean and 1/√(variance + eps), in float32 also for images of fewer digits; one allocation serves both."""
+    channels = x.shape[1]
+    both = kernels.empty((2, channels), x.dtype if x.dtype.itemsize >= 4 else float32)
+    return both.view((channels,), (1,)), both.view((channels,), (1,), channels)
+
+
+def _parameter_type(x: Array, weight: Array | None, bias: Array | None) -> DType:
+    """The element type that weight and bias have, and so their gradients."""
+    return weight.dtype if weight is not None else x.dtype if bias is None else bias.dtype
+
+
+def _new_gradients(node: Node, kernels: Runtime, x: Array, dtype: DType, *, changed: bool) -> tuple[Array | None, ...]:
+    """Room for the gradients. That of the residual is grad_y itself unless it is `changed` on the way."""
     needs_x, needs_weight, needs_bias, needs_residual, *_ = node.needs
     per_channel = (x.shape[1],)
-    # Without a ReLU the residual's gradient is grad_y itself.
-    masked = needs_residual and (node.note if isinstance(node.note, bool) else node.note[1])
     return (
         kernels.empty_like(x) if needs_x else None,
-        kernels.empty(per_channel, x.dtype) if needs_weight else None,
-        kernels.empty(per_channel, x.dtype) if needs_bias else None,
-        kernels.empty_like(x) if masked else None,
+        kernels.empty(per_channel, dtype) if needs_weight else None,
+        kernels.empty(per_channel, dtype) if needs_bias else None,
+        kernels.empty_like(x) if needs_residual and changed else None,
     )
 
 

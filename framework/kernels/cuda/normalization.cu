@@ -183,11 +183,13 @@ APPLY(apply_add_relu_bits, true, true, true)
 
 // Sums of the gradient and of the gradient times the centred input. `gradient_out`, where it is asked for, gets the
 // gradient behind the ReLU, which is the residual's.
-template <Mask MASK, bool STORE>
+// Where there are TWO parts of the gradient, their sum is taken.
+template <Mask MASK, bool STORE, bool TWO>
 __device__ __forceinline__ void sum_gradients(
     STORAGE* gradient_out, PARAMETER* grad_weight, PARAMETER* grad_bias, Value* coefficients, const STORAGE* grad_y,
-    const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean, const STATISTIC* inv_std, const uint8* mask,
-    double2* parts, uint32* counters, double eps, int rows, int channels, int rows_per_block, int constant) {
+    const STORAGE* second_grad_y, const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean,
+    const STATISTIC* inv_std, const uint8* mask, double2* parts, uint32* counters, double eps, int rows, int channels,
+    int rows_per_block, int constant) {
     constexpr int UNROLL = 4;
     __shared__ double2 totals[TILE];
     const int packs = channels / WIDTH;
@@ -197,7 +199,7 @@ __device__ __forceinline__ void sum_gradients(
         const ReluMask<MASK> relu(mask, channels, tile.pack * WIDTH);
         GradientSums own(mean, tile.pack * WIDTH);
         for (int row = tile.row; row < tile.stop; row += UNROLL * ROWS) {
-            Elements inputs[UNROLL], gradients[UNROLL];
+            Elements inputs[UNROLL], gradients[UNROLL], others[UNROLL];
             uint32 bits[UNROLL];
 #pragma unroll
             for (int k = 0; k < UNROLL; k++) {
@@ -205,13 +207,15 @@ __device__ __forceinline__ void sum_gradients(
                     const int64 i = static_cast<int64>(row + k * ROWS) * packs + tile.pack;
                     inputs[k] = load_pack<STORAGE, WIDTH>(x, i);
                     gradients[k] = load_pack<STORAGE, WIDTH>(grad_y, i);
+                    if (TWO) others[k] = load_pack<STORAGE, WIDTH>(second_grad_y, i);
                     bits[k] = relu.load(i);
                 }
             }
 #pragma unroll
             for (int k = 0; k < UNROLL; k++) {
                 if (row + k * ROWS < tile.stop) {
-                    const Elements gradient = relu.apply(gradients[k], inputs[k], bits[k]);
+                    const Elements total = TWO ? both(gradients[k], others[k]) : gradients[k];
+                    const Elements gradient = relu.apply(total, inputs[k], bits[k]);
                     if (STORE)
                         store_pack<STORAGE, WIDTH>(
                             gradient_out, static_cast<int64>(row + k * ROWS) * packs + tile.pack, gradient);
@@ -231,20 +235,22 @@ __device__ __forceinline__ void sum_gradients(
     }
 }
 
-#define SUM_GRADIENTS(NAME, MASK, STORE)                                                                           \
+#define SUM_GRADIENTS(NAME, MASK, STORE, TWO)                                                                      \
     KERNEL NAME(STORAGE* gradient_out, PARAMETER* grad_weight, PARAMETER* grad_bias, Value* coefficients,          \
-                const STORAGE* grad_y, const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean,           \
-                const STATISTIC* inv_std, const uint8* mask, double2* parts, uint32* counters, double eps, int rows, \
-                int channels, int rows_per_block, int constant) {                                                  \
-        sum_gradients<MASK, STORE>(gradient_out, grad_weight, grad_bias, coefficients, grad_y, x, weight, mean,    \
-                                   inv_std, mask, parts, counters, eps, rows, channels, rows_per_block, constant); \
+                const STORAGE* grad_y, const STORAGE* second_grad_y, const STORAGE* x, const PARAMETER* weight,    \
+                const STATISTIC* mean, const STATISTIC* inv_std, const uint8* mask, double2* parts,                \
+                uint32* counters, double eps, int rows, int channels, int rows_per_block, int constant) {          \
+        sum_gradients<MASK, STORE, TWO>(gradient_out, grad_weight, grad_bias, coefficients, grad_y, second_grad_y, \
+                                        x, weight, mean, inv_std, mask, parts, counters, eps, rows, channels,      \
+                                        rows_per_block, constant);                                                 \
     }
 
-SUM_GRADIENTS(sum_gradients_open, Mask::NONE, false)
-SUM_GRADIENTS(sum_gradients_recomputed, Mask::RECOMPUTED, false)
-SUM_GRADIENTS(sum_gradients_recomputed_store, Mask::RECOMPUTED, true)
-SUM_GRADIENTS(sum_gradients_bits, Mask::BITS, false)
-SUM_GRADIENTS(sum_gradients_bits_store, Mask::BITS, true)
+SUM_GRADIENTS(sum_gradients_open, Mask::NONE, false, false)
+SUM_GRADIENTS(sum_gradients_recomputed, Mask::RECOMPUTED, false, false)
+SUM_GRADIENTS(sum_gradients_recomputed_store, Mask::RECOMPUTED, true, false)
+SUM_GRADIENTS(sum_gradients_bits, Mask::BITS, false, false)
+SUM_GRADIENTS(sum_gradients_bits_store, Mask::BITS, true, false)
+SUM_GRADIENTS(sum_gradients_bits_store_two, Mask::BITS, true, true)
 
 template <Mask MASK>
 __device__ __forceinline__ void apply_gradients(STORAGE* grad_x, const STORAGE* grad_y, const STORAGE* x,

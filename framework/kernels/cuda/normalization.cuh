@@ -176,6 +176,14 @@ struct ReluMask {
     }
 };
 
+// The sum of two parts of a gradient.
+__device__ __forceinline__ Elements both(const Elements& first, const Elements& second) {
+    Elements result;
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) result.at[i] = put<STORAGE>(get(first.at[i]) + get(second.at[i]));
+    return result;
+}
+
 // ---- backward: grad_x = scale · gradient - offset - slope · (x - mean)
 
 struct GradientSums {

@@ -112,13 +112,15 @@ def batch_norm_backward(
     mean: Array,
     inv_std: Array,
     mask: Array | None,
+    second_grad_y: Array | None = None,
     *,
     relu: bool,
 ) -> None:
     """As the reference kernel of the same name."""
     _differentiate(
-        grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, mean, inv_std, mask if relu else None, None
-    )
+        grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, mean, inv_std, mask if relu else None, None,
+        second_grad_y,
+    )  # fmt: skip
 
 
 @kernel(outputs=4)
@@ -156,34 +158,43 @@ def _differentiate(
     spread: Array,
     mask: Array | None,
     eps: float | None,
+    second_grad_y: Array | None = None,
 ) -> None:
     """`spread` is 1/√(variance + eps), or the variance where `eps` is given, outside training."""
     kind = "open" if mask is None else "bits" if mask.size == (x.size + 7) // 8 else "recomputed"
+    if second_grad_y is not None and (kind != "bits" or grad_residual is None):
+        # The kernels take two parts only where the block that they end is used twice, as residual networks do.
+        total = _like(x)
+        elementwise.add(total, grad_y, second_grad_y)
+        grad_y, second_grad_y = total, None
     if grad_residual is not None and mask is None:
         elementwise.copy(grad_residual, grad_y)
         grad_residual = None
     device, address = x.storage.device, launch.address
     x_at, grad_y_at, grad_x_at, grad_residual_at = x.ptr, grad_y.ptr, address(grad_x), address(grad_residual)
+    second_at = address(second_grad_y)
     run = normalization_plans.backward(
         device, x.shape, x.dtype,
         (
             x.stride, grad_y.stride, None if grad_x is None else grad_x.stride,
             None if grad_residual is None else grad_residual.stride,
+            None if second_grad_y is None else second_grad_y.stride,
         ),
         _kinds(mean, spread, weight, grad_weight, grad_bias), kind, eps is not None,
-        (x_at | grad_y_at | grad_x_at | grad_residual_at) % 16 == 0,
+        (x_at | grad_y_at | grad_x_at | grad_residual_at | second_at) % 16 == 0,
     )  # fmt: skip
     if run is None:
         dense = _Dense()
         _differentiate(
             dense.written(grad_x), dense.written(grad_weight), dense.written(grad_bias), dense.written(grad_residual),
             dense.read(grad_y), dense.read(x), dense.read(weight), dense.read(mean), dense.read(spread), mask, eps,
+            dense.read(second_grad_y),
         )  # fmt: skip
         dense.give_back()
         return
     run(
-        launch.stream(device), grad_x_at, grad_residual_at, address(grad_weight), address(grad_bias), grad_y_at, x_at,
-        address(weight), mean.ptr, spread.ptr, address(mask), -1.0 if eps is None else eps,
+        launch.stream(device), grad_x_at, grad_residual_at, address(grad_weight), address(grad_bias), grad_y_at,
+        second_at, x_at, address(weight), mean.ptr, spread.ptr, address(mask), -1.0 if eps is None else eps,
     )  # fmt: skip
 
 
@@ -193,6 +204,10 @@ def _differentiate(
 def _kinds(*vectors: Array | None) -> tuple:
     """Type and strides of each figure per channel."""
     return tuple([None if vector is None else (vector.dtype, vector.stride) for vector in vectors])
+
+
+def _like(x: Array) -> Array:
+    return Array(scratch(x.storage.device, x.nbytes).storage, x.shape, channels_last_stride(x.shape), x.dtype)
 
 
 class _Dense:

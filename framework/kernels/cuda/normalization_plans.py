@@ -142,7 +142,7 @@ def backward(
 ) -> Run | None:
     """The launch of both backward kernels, None for operands that are not dense.
 
-    `images` are x, grad_y, grad_x and grad_residual; `kind` is the mask's.
+    `images` are x, grad_y, grad_x, grad_residual and second_grad_y; `kind` is the mask's.
     """
     if not _are_dense(shape, images, vectors):
         return None
@@ -150,23 +150,23 @@ def backward(
         return _nothing
     spread = _Spread(device, shape, _types(storage, vectors), is_aligned)
     wants_x, wants_residual = images[2] is not None, images[3] is not None
-    name = f"{kind}_store" if wants_residual else kind
+    name = kind + "_store" * wants_residual + "_two" * (images[4] is not None)
     if wants_x and name != "recomputed_store":
-        small = spread.small(device, f"gradients_{name}", "10Qd", "i", int(is_constant))
+        small = spread.small(device, f"gradients_{name}", "11Qd", "i", int(is_constant))
         if small is not None:
             return small
-    sums = spread.reduce(device, f"sum_gradients_{name}", "12Qd", "i", int(is_constant))
+    sums = spread.reduce(device, f"sum_gradients_{name}", "13Qd", "i", int(is_constant))
     # Where the masked gradient was stored, the second pass reads that.
     apply = spread.apply(device, f"apply_gradients_{'open' if wants_residual else kind}", "5Q")
     room, parts_bytes = spread.room, spread.parts_bytes
 
-    def run(on, grad_x, grad_residual, grad_weight, grad_bias, grad_y, x, weight, mean, inv_std, mask, eps):
+    def run(on, grad_x, grad_residual, grad_weight, grad_bias, grad_y, second, x, weight, mean, inv_std, mask, eps):
         counters = launch.workspace(device, on, room)
         parts = counters + launch.COUNTER_BYTES
         coefficients = parts + parts_bytes
         sums(
-            on, grad_residual, grad_weight, grad_bias, coefficients, grad_y, x, weight, mean, inv_std, mask, parts,
-            counters, eps,
+            on, grad_residual, grad_weight, grad_bias, coefficients, grad_y, second, x, weight, mean, inv_std, mask,
+            parts, counters, eps,
         )  # fmt: skip
         if grad_x:
             apply(on, grad_x, grad_residual or grad_y, x, mask, coefficients)

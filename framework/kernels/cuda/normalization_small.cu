@@ -149,10 +149,11 @@ NORMALISE(apply_add, false, true, false)
 NORMALISE(apply_add_relu, true, true, false)
 NORMALISE(apply_add_relu_bits, true, true, true)
 
-template <Mask MASK, bool STORE>
+// Where there are TWO parts of the gradient, their sum is taken.
+template <Mask MASK, bool STORE, bool TWO>
 __device__ __forceinline__ void differentiate(
     STORAGE* grad_x, STORAGE* gradient_out, PARAMETER* grad_weight, PARAMETER* grad_bias, const STORAGE* grad_y,
-    const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean, const STATISTIC* inv_std, const uint8* mask,
+    const STORAGE* second_grad_y, const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean, const STATISTIC* inv_std, const uint8* mask,
     double eps, int rows, int channels, int rows_per_block, int constant) {
     __shared__ double totals[2][TILE];
     __shared__ alignas(16) Value shared[4 * TILE];
@@ -165,6 +166,7 @@ __device__ __forceinline__ void differentiate(
         if (hold.has(k)) {
             inputs[k] = load_pack<STORAGE, WIDTH>(x, hold.at(k));
             gradients[k] = load_pack<STORAGE, WIDTH>(grad_y, hold.at(k));
+            if (TWO) gradients[k] = both(gradients[k], load_pack<STORAGE, WIDTH>(second_grad_y, hold.at(k)));
             bits[k] = relu.load(hold.at(k));
         }
     }
@@ -195,16 +197,18 @@ __device__ __forceinline__ void differentiate(
     cluster_wait();
 }
 
-#define DIFFERENTIATE(NAME, MASK, STORE)                                                                           \
+#define DIFFERENTIATE(NAME, MASK, STORE, TWO)                                                                      \
     CLUSTER_KERNEL NAME(STORAGE* grad_x, STORAGE* gradient_out, PARAMETER* grad_weight, PARAMETER* grad_bias,      \
-                        const STORAGE* grad_y, const STORAGE* x, const PARAMETER* weight, const STATISTIC* mean,   \
-                        const STATISTIC* inv_std, const uint8* mask, double eps, int rows, int channels,           \
-                        int rows_per_block, int constant) {                                                        \
-        differentiate<MASK, STORE>(grad_x, gradient_out, grad_weight, grad_bias, grad_y, x, weight, mean, inv_std, \
-                                   mask, eps, rows, channels, rows_per_block, constant);                           \
+                        const STORAGE* grad_y, const STORAGE* second_grad_y, const STORAGE* x,                     \
+                        const PARAMETER* weight, const STATISTIC* mean, const STATISTIC* inv_std,                  \
+                        const uint8* mask, double eps, int rows, int channels, int rows_per_block, int constant) { \
+        differentiate<MASK, STORE, TWO>(grad_x, gradient_out, grad_weight, grad_bias, grad_y, second_grad_y, x,    \
+                                        weight, mean, inv_std, mask, eps, rows, channels, rows_per_block,          \
+                                        constant);                                                                 \
     }
 
-DIFFERENTIATE(gradients_open, Mask::NONE, false)
-DIFFERENTIATE(gradients_recomputed, Mask::RECOMPUTED, false)
-DIFFERENTIATE(gradients_bits, Mask::BITS, false)
-DIFFERENTIATE(gradients_bits_store, Mask::BITS, true)
+DIFFERENTIATE(gradients_open, Mask::NONE, false, false)
+DIFFERENTIATE(gradients_recomputed, Mask::RECOMPUTED, false, false)
+DIFFERENTIATE(gradients_bits, Mask::BITS, false, false)
+DIFFERENTIATE(gradients_bits_store, Mask::BITS, true, false)
+DIFFERENTIATE(gradients_bits_store_two, Mask::BITS, true, true)

@@ -123,15 +123,21 @@ def batch_norm_backward(
     mean: Array,
     inv_std: Array,
     mask: Array | None,
+    second_grad_y: Array | None = None,
     *,
     relu: bool,
 ) -> None:
     """As the reference kernel of the same name."""
     if not _serves(x):
         reference.batch_norm_backward(
-            grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, mean, inv_std, mask, relu=relu
-        )
+            grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, mean, inv_std, mask, second_grad_y,
+            relu=relu,
+        )  # fmt: skip
         return
+    if second_grad_y is not None:
+        total = _like(x) if grad_residual is None else grad_residual
+        elementwise.add(total, grad_y, second_grad_y)
+        grad_y = total
     # oneDNN takes 1/√(variance + eps) itself: with eps = 0 it finds what the caller gave.
     variance = _vector(mean)
     np.power(inv_std.ndarray, -2, out=variance.ndarray)

@@ -88,16 +88,18 @@ def batch_norm_backward(
     mean: Array,
     inv_std: Array,
     mask: Array | None,
+    second_grad_y: Array | None = None,
     *,
     relu: bool,
 ) -> None:
-    """Gradients of batch_norm_train.
+    """Gradients of batch_norm_train. Where y was used twice, grad_y may come in two parts, to be added up.
 
     With g = grad_y where the ReLU was open, else 0, and x̂ = (x - mean) · inv_std:
     grad_residual = g, grad_bias = Σ g, grad_weight = Σ g·x̂,
     grad_x = weight · inv_std · (g - mean(g) - x̂ · mean(g·x̂)).
     """
-    gradient = _masked(grad_y, mask, relu)
+    total = grad_y.ndarray if second_grad_y is None else grad_y.ndarray + second_grad_y.ndarray
+    gradient = _masked(total, mask, relu)
     normalised = (x.ndarray - _channels(mean.ndarray)) * _channels(inv_std.ndarray)
     sum_g = np.sum(gradient, axis=_AXES, dtype=np.float64)
     sum_gx = np.sum(gradient * normalised, axis=_AXES, dtype=np.float64)
@@ -128,7 +130,7 @@ def batch_norm_eval_backward(
     relu: bool,
 ) -> None:
     """Gradients of batch_norm_eval, whose mean and variance are constants."""
-    gradient = _masked(grad_y, mask, relu)
+    gradient = _masked(grad_y.ndarray, mask, relu)
     inverse = 1 / np.sqrt(running_var.ndarray + eps)
     normalised = (x.ndarray - _channels(running_mean.ndarray)) * _channels(inverse)
     _store(grad_weight, np.sum(gradient * normalised, axis=_AXES, dtype=np.float64))
@@ -166,11 +168,11 @@ def _finish(
         mask.ndarray[...] = np.packbits(total > 0)
 
 
-def _masked(grad_y: Array, mask: Array | None, relu: bool) -> np.ndarray:
-    if not relu:
-        return grad_y.ndarray
-    is_open = np.unpackbits(mask.ndarray, count=grad_y.size).reshape(grad_y.shape)
-    return grad_y.ndarray * is_open.astype(grad_y.dtype.numpy)
+def _masked(gradient: np.ndarray, mask: Array | None, relu: bool) -> np.ndarray:
+    if mask is None or not relu:
+        return gradient
+    is_open = np.unpackbits(mask.ndarray, count=gradient.size).reshape(gradient.shape)
+    return gradient * is_open.astype(gradient.dtype)
 
 
 def _store(target: Array | None, result: np.ndarray) -> None:

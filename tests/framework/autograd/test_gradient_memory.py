@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import framework as flow
+from framework import ops
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
-from framework.vm import Array, Runtime
+from framework.vm import Array, Runtime, machine
 from tests.framework.tensors import leaf
 
 
@@ -255,3 +256,36 @@ def test_random_graphs_give_the_sum_over_their_paths(seed: int) -> None:
             np.testing.assert_array_equal(got, np.zeros((2, 3)) + weight * times)
     for gradient, values in kept:
         assert gradient.tolist() == values, "a gradient that a hook kept was changed later"
+
+
+@pytest.mark.parametrize("uses", [1, 2, 3])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_an_operation_may_take_the_parts_of_a_gradient(uses: int, relu: bool, hooked: bool) -> None:
+    grads, seen = [], []
+    for spread in (False, True):
+        flow.manual_seed(3)
+        x, residual = (flow.randn(2, 8, 3, 3).requires_grad_() for _ in range(2))
+        weights = [flow.randn(2, 8, 3, 3) for _ in range(uses)]
+        y = ops.batch_norm(x, None, None, training=True, residual=residual, relu=relu)
+        if hooked:
+            y.register_hook(lambda grad: seen.append(grad.numpy().copy()))
+        total = sum((weights[k] for k in range(1, uses)), weights[0])
+        result = sum((y * w for w in weights), flow.zeros(1)) if spread else y * total
+        result.sum().backward()
+        grads.append((x.grad.numpy(), residual.grad.numpy()))
+    for one, parts in zip(*grads, strict=True):
+        np.testing.assert_allclose(parts, one, rtol=1e-4, atol=1e-5)
+    if hooked:
+        np.testing.assert_allclose(seen[1], seen[0], rtol=1e-5, atol=1e-6)
+
+
+def test_two_parts_cost_no_addition() -> None:
+    x = flow.randn(2, 8, 3, 3).requires_grad_()
+    y = ops.batch_norm(x, None, None, training=True, relu=True)
+    result = ops.relu(y) * ops.relu(y)
+    issued: list[str] = []
+    with machine.observed(lambda instruction, run: (issued.append(instruction.kernel.__name__), run())):
+        result.sum().backward()
+    assert "add" not in issued
+    assert "batch_norm_backward" in issued

@@ -446,6 +446,10 @@ def _batch_norm(
     yield from _gradients(
         "batch_norm_backward", label, forward, "batch_norm_train", saved, {"relu": relu}, _backward_terms
     )
+    yield from _gradients(
+        "batch_norm_backward", f"{label}, two parts", forward, "batch_norm_train", (*saved, draw(*shape, seed=7)),
+        {"relu": relu}, _backward_terms,
+    )  # fmt: skip
     yield from _batch_norm_eval(label, shape, has_residual=has_residual, relu=relu, affine=affine)
 
 
@@ -537,8 +541,8 @@ def _eval_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any
 
 
 def _backward_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:
-    gradient, x, weight, mean, inv_std, _ = inputs
-    gradient = np.abs(gradient)
+    gradient, x, weight, mean, inv_std, _, *second = inputs
+    gradient = np.abs(gradient) + sum(map(np.abs, second))
     normalised = (np.abs(x) + _channels(mean)) * _channels(inv_std)
     axes = (0, 2, 3)
     inner = (
