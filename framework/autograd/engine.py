@@ -5,44 +5,15 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
+from framework.autograd.gradient import Gradient
 from framework.autograd.mode import no_grad
 from framework.autograd.node import Hook, Node
 from framework.vm import scope
 from framework.vm.array import Array
-from framework.vm.runtime import runtime
 from framework.vm.storage import Storage
 
 if TYPE_CHECKING:
     from framework.tensor import Tensor
-
-
-class _Sum:
-    """A gradient as it adds up. `owned` says that nobody else holds its memory, so that it may be added into.
-
-    `second` is a part that is not added yet: some operations take two parts and add them on their way.
-    """
-
-    __slots__ = ("array", "owned", "second")
-
-    def __init__(self, array: Array, owned: bool) -> None:
-        self.array = array
-        self.owned = owned
-        self.second: Array | None = None
-
-    def add(self, array: Array, owned: bool) -> None:
-        kernels = runtime(array.storage.device)
-        if not self.owned:
-            if not owned:
-                total = kernels.empty_like(self.array)
-                kernels.add(total, self.array, array)
-                self.array, self.owned = total, True
-                return
-            self.array, array, self.owned = array, self.array, True
-        kernels.add(self.array, self.array, array)
-
-    def parts(self) -> Array | tuple[Array, Array]:
-        """What a backward gets."""
-        return self.array if self.second is None else (self.array, self.second)
 
 
 def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> None:
@@ -63,13 +34,16 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
     root, index = start
     missing = _count_uses(root)
     # By identity: a leaf is a tensor, and `==` between tensors compares their elements.
-    sums: dict[int, dict[int, _Sum]] = {id(root): {index: _Sum(gradient, owned=False)}}
+    sums: dict[int, dict[int, Gradient]] = {id(root): {index: Gradient(gradient, owned=False)}}
     ready: list[tuple[int, Node]] = []
     _release(root, sums, ready)
     while ready:
         node = heappop(ready)[1]
         made = Storage.next_serial()
-        results = _run(node, sums.pop(id(node), None), retain_graph)
+        grads = sums.pop(id(node), None)
+        # What is handed to the backward alone; a hook may keep what it sees.
+        lent = [s for grad in grads.values() for s in grad.owned_storages()] if grads and not node.hooks else []
+        results = _run(node, grads, retain_graph)
         storages = [None if result is None else result.storage for result in results]
         for position, edge in enumerate(node.edges):
             if edge is None:
@@ -77,35 +51,36 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
             target, index = edge
             key = id(target)
             uses = missing[key] = missing[key] - 1
-            result, results[position] = results[position], None
+            result = results[position]
             if result is not None:
+                results[position] = None
                 storage = result.storage
-                # Made by the backward just run, whole, and handed out once: nobody else holds it.
-                owned = storage.serial > made and storages.count(storage) == 1 and storage.nbytes == result.nbytes
+                # Made by the backward just run, or passed on by it, whole, and handed out once: nobody else holds it.
+                owned = (
+                    (storage.serial > made or storage in lent)
+                    and storages.count(storage) == 1
+                    and storage.nbytes == result.nbytes
+                )
                 gathered = sums.get(key)
                 if gathered is None:
-                    sums[key] = {index: _Sum(result, owned)}
+                    sums[key] = {index: Gradient(result, owned)}
                 elif index not in gathered:
-                    gathered[index] = _Sum(result, owned)
+                    gathered[index] = Gradient(result, owned)
                 else:
-                    _gather(gathered[index], target, result, owned)
+                    gathered[index].add(result, owned, in_parts=_takes_parts(target))
             if not uses:
                 _release(target, sums, ready)
         # Nothing here may keep a gradient alive while the next node runs.
-        result = storage = gathered = None
-        storages.clear()
+        del results, storages, lent
+        result = storage = gathered = None  # type: ignore[assignment]
 
 
-def _gather(so_far: _Sum, target: Any, result: Array, owned: bool) -> None:
-    """One more gradient of the same tensor."""
-    takes_two = isinstance(target, Node) and target.operation.sums_gradients and not target.hooks
-    if takes_two and so_far.second is None:
-        so_far.second = result
-    else:
-        so_far.add(result, owned)
+def _takes_parts(target: Any) -> bool:
+    """Whether a backward adds up the parts of its gradient itself."""
+    return isinstance(target, Node) and target.operation.takes_parts and not target.hooks
 
 
-def _release(target: Any, sums: dict[int, dict[int, _Sum]], ready: list[tuple[int, Node]]) -> None:
+def _release(target: Any, sums: dict[int, dict[int, Gradient]], ready: list[tuple[int, Node]]) -> None:
     """All gradients of `target` are in: a node may run, a leaf takes the sum."""
     if isinstance(target, Node):
         heappush(ready, (-target.number, target))
@@ -132,7 +107,7 @@ def _count_uses(root: Any) -> dict[int, int]:
     return uses
 
 
-def _run(node: Node, sums: dict[int, _Sum] | None, retain_graph: bool) -> list[Array | None]:
+def _run(node: Node, sums: dict[int, Gradient] | None, retain_graph: bool) -> list[Array | None]:
     """The gradients of the node's inputs, None for each where no gradient reached the node."""
     if sums is None:
         return [None] * len(node.edges)
@@ -141,8 +116,10 @@ def _run(node: Node, sums: dict[int, _Sum] | None, retain_graph: bool) -> list[A
     if node.hooks:
         for index, hooks in node.hooks.items():
             if index in sums:
-                sums[index].array = run_hooks(hooks, sums[index].array)
-    grads = [sums[i].parts() if i in sums else None for i in range(max(sums) + 1)]
+                sums[index] = Gradient(run_hooks(hooks, sums[index].total()), owned=False)
+    grads: list[Any] = [sums.get(index) for index in range(max(sums) + 1)]
+    if not node.operation.takes_parts:
+        grads = [grad and grad.total() for grad in grads]
     sums.clear()
     result = node.operation.backward(node, node.runtime, *grads)
     if not retain_graph:

@@ -21,11 +21,12 @@ class Operation:
     """A differentiable operation on arrays: subclasses say how it runs forward, and backward.
 
     `kernels` is the runtime of the device: new arrays, and its kernels as attributes.
-    `sums_gradients` says that backward takes a pair of arrays in place of a gradient, and adds them up itself.
+    `takes_parts` says that backward gets each gradient as a `Gradient`: it adds up the parts itself, and may write its
+    results over what is `owned`.
     """
 
     name: str
-    sums_gradients = False
+    takes_parts = False
 
     @staticmethod
     def forward(node: Node, kernels: Runtime, *inputs: Any, **attributes: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from framework.autograd.function import Operation, apply
+from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
 from framework.dtype import DType, float32, uint8
 from framework.ops.checks import check_floats, check_images
@@ -13,7 +14,7 @@ from framework.vm.runtime import Runtime
 
 class BatchNormTrain(Operation):
     name = "batch_norm"
-    sums_gradients = True
+    takes_parts = True
 
     @staticmethod
     def forward(
@@ -42,11 +43,16 @@ class BatchNormTrain(Operation):
         return y
 
     @staticmethod
-    def backward(node: Node, kernels: Runtime, grad_y: Array | tuple[Array, Array]) -> tuple[Array | None, ...]:
+    def backward(node: Node, kernels: Runtime, grad_y: Gradient) -> tuple[Array | None, ...]:
         x, weight, mean, inv_std, mask = node.saved
-        first, second = (grad_y, None) if isinstance(grad_y, Array) else grad_y
+        first, second = grad_y.array, grad_y.second
         relu, dtype = node.note
-        grads = _new_gradients(node, kernels, x, dtype, changed=relu or second is not None)
+        changed = relu or second is not None
+        # The residual's gradient may take the place of the first part, and that of x the place of the last.
+        spare = [second] if grad_y.second_owned else []
+        if grad_y.owned and (changed or not node.needs[3]):
+            spare.append(first)
+        grads = _new_gradients(node, kernels, x, dtype, changed=changed, spare=spare)
         kernels.batch_norm_backward(*grads, first, x, weight, mean, inv_std, mask, second, relu=relu)
         return _with_residual(node, grads, first)
 
@@ -79,7 +85,7 @@ class BatchNormEval(Operation):
     def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
         x, weight, running_mean, running_var, mask = node.saved
         relu, dtype, eps = node.note
-        grads = _new_gradients(node, kernels, x, dtype, changed=relu)
+        grads = _new_gradients(node, kernels, x, dtype, changed=relu, spare=[])
         kernels.batch_norm_eval_backward(*grads, grad_y, x, weight, running_mean, running_var, mask, eps=eps, relu=relu)
         return _with_residual(node, grads, grad_y)
 
@@ -148,16 +154,27 @@ def _parameter_type(x: Array, weight: Array | None, bias: Array | None) -> DType
     return weight.dtype if weight is not None else x.dtype if bias is None else bias.dtype
 
 
-def _new_gradients(node: Node, kernels: Runtime, x: Array, dtype: DType, *, changed: bool) -> tuple[Array | None, ...]:
-    """Room for the gradients. That of the residual is grad_y itself unless it is `changed` on the way."""
+def _new_gradients(
+    node: Node, kernels: Runtime, x: Array, dtype: DType, *, changed: bool, spare: list[Array]
+) -> tuple[Array | None, ...]:
+    """Room for the gradients. That of the residual is grad_y itself unless it is `changed` on the way.
+
+    Images may take the place of the `spare` ones.
+    """
     needs_x, needs_weight, needs_bias, needs_residual, *_ = node.needs
     per_channel = (x.shape[1],)
     return (
-        kernels.empty_like(x) if needs_x else None,
+        _images(kernels, x, spare) if needs_x else None,
         kernels.empty(per_channel, dtype) if needs_weight else None,
         kernels.empty(per_channel, dtype) if needs_bias else None,
-        kernels.empty_like(x) if needs_residual and changed else None,
+        _images(kernels, x, spare) if needs_residual and changed else None,
     )
+
+
+def _images(kernels: Runtime, x: Array, spare: list[Array]) -> Array:
+    if spare and spare[0].stride == x.stride and spare[0].dtype is x.dtype:
+        return spare.pop(0)
+    return kernels.empty_like(x)
 
 
 def _with_residual(node: Node, grads: tuple[Array | None, ...], grad_y: Array) -> tuple[Array | None, ...]:

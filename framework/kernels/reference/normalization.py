@@ -94,6 +94,8 @@ def batch_norm_backward(
 ) -> None:
     """Gradients of batch_norm_train. Where y was used twice, grad_y may come in two parts, to be added up.
 
+    grad_x and grad_residual may each be written over one of the two parts.
+
     With g = grad_y where the ReLU was open, else 0, and x̂ = (x - mean) · inv_std:
     grad_residual = g, grad_bias = Σ g, grad_weight = Σ g·x̂,
     grad_x = weight · inv_std · (g - mean(g) - x̂ · mean(g·x̂)).

@@ -450,6 +450,22 @@ def _batch_norm(
         "batch_norm_backward", f"{label}, two parts", forward, "batch_norm_train", (*saved, draw(*shape, seed=7)),
         {"relu": relu}, _backward_terms,
     )  # fmt: skip
+    before = ("batch_norm_train", forward)
+    gradient, second, vector = draw(*shape, seed=4), draw(*shape, seed=7), Out(c)
+    yield (
+        "batch_norm_backward",
+        Case(
+            f"{label}, in place", (Alias(0), vector, vector, Out(shape) if has_residual else None), (gradient, *saved),
+            {"relu": relu}, before, _backward_terms,
+        ),
+    )  # fmt: skip
+    yield (
+        "batch_norm_backward",
+        Case(
+            f"{label}, two parts, in place", (Alias(6), vector, vector, Alias(0) if has_residual else None),
+            (gradient, *saved, second), {"relu": relu}, before, _backward_terms,
+        ),
+    )  # fmt: skip
     yield from _batch_norm_eval(label, shape, has_residual=has_residual, relu=relu, affine=affine)
 
 
