@@ -47,7 +47,11 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
     kernels: Runtime | None = None
     wanted = False
     for item in inputs:
-        if isinstance(item, Tensor):
+        if item is None:
+            arrays.append(None)
+            needs.append(False)
+            edges.append(None)
+        elif isinstance(item, Tensor):
             array = item.array
             device = array.storage.device
             if kernels is None:
@@ -64,7 +68,7 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
             else:
                 needs.append(False)
                 edges.append(None)
-        elif item is None or isinstance(item, _NUMBERS):
+        elif isinstance(item, _NUMBERS):
             arrays.append(item)
             needs.append(False)
             edges.append(None)

@@ -76,7 +76,7 @@ class Node:
     @property
     def saved(self) -> tuple[Array | None, ...]:
         """The saved arrays. Raises RuntimeError if one was written to since."""
-        for array, version in zip(self._saved, self._versions, strict=True):
+        for array, version in zip(self._saved, self._versions):  # noqa: B905 - made together, and often walked
             if array is not None and array.storage.version != version:
                 raise RuntimeError(
                     f"a tensor of shape {list(array.shape)} that {self!r} saved for backward was written in place "
@@ -94,7 +94,7 @@ class Node:
 
     def free(self) -> None:
         """Drops what was saved. A node that saved nothing has nothing to miss: it may be walked again."""
-        if any(array is not None for array in self._saved):
+        if self._saved.count(None) < len(self._saved):
             self.freed = True
             self._saved, self._versions, self.note = (), (), None
 

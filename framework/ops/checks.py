@@ -9,14 +9,20 @@ Pair = tuple[int, int]
 
 def check_floats(operation: str, first: Tensor, *others: Tensor | None) -> None:
     """Raises TypeError unless all operands are of one floating-point type."""
-    dtype = first.dtype
-    if not dtype.is_floating or any(other is not None and other.dtype is not dtype for other in others):
+    dtype = first.array.dtype
+    fits = dtype.is_floating
+    for other in others:
+        if other is not None and other.array.dtype is not dtype:
+            fits = False
+    if not fits:
         types = ", ".join(str(tensor.dtype) for tensor in (first, *others) if tensor is not None)
         raise TypeError(f"{operation} takes operands of one floating-point type; got {types}; convert with .to()")
 
 
 def pair(name: str, value: int | Pair, *, least: int) -> Pair:
     """A setting for height and width, given as one number or as two."""
+    if type(value) is tuple and len(value) == 2 and value[0] >= least <= value[1]:
+        return value
     both = (value, value) if isinstance(value, int) else tuple(value)
     if len(both) != 2 or min(both) < least:
         raise ValueError(f"{name} is one integer >= {least}, or two; got {value}")
@@ -25,7 +31,7 @@ def pair(name: str, value: int | Pair, *, least: int) -> Pair:
 
 def check_images(operation: str, x: Tensor) -> None:
     """Raises ValueError unless x is shaped [N, C, H, W]."""
-    if x.ndim != 4:
+    if len(x.array.shape) != 4:
         raise ValueError(f"{operation} takes images [N, C, H, W]; got shape {list(x.shape)}")
 
 

@@ -111,19 +111,20 @@ def batch_norm(
     """
     check_images("batch_norm", x)
     check_floats("batch_norm", x, residual)
-    channels = (x.shape[1],)
+    shape = x.array.shape
+    channels = shape[1:2]
     for name, given in (
         ("weight", weight),
         ("bias", bias),
         ("running_mean", running_mean),
         ("running_var", running_var),
     ):
-        if given is not None and given.shape != channels:
+        if given is not None and given.array.shape != channels:
             raise ValueError(f"batch_norm over {channels[0]} channels got a {name} of shape {list(given.shape)}")
-    if residual is not None and residual.shape != x.shape:
+    if residual is not None and residual.array.shape != shape:
         raise ValueError(f"batch_norm of shape {list(x.shape)} got a residual of {list(residual.shape)}")
     if training:
-        if x.shape[0] * x.shape[2] * x.shape[3] < 2:
+        if shape[0] * shape[2] * shape[3] < 2:
             raise ValueError(f"batch_norm in training needs more than one value per channel; got shape {list(x.shape)}")
         return apply(
             BatchNormTrain, x, weight, bias, residual, running_mean, running_var,

@@ -39,10 +39,11 @@ def _byte_stride(stride: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
 class Array:
     """A strided view of a storage.
 
-    `shape` and `stride` count elements, as does `offset`, the place of the first element in the storage.
+    `shape` and `stride` count elements, as does `offset`, the place of the first element in the storage; `ptr` is that
+    element's address.
     """
 
-    __slots__ = ("_ndarray", "dtype", "offset", "shape", "storage", "stride")
+    __slots__ = ("_ndarray", "dtype", "offset", "ptr", "shape", "storage", "stride")
 
     def __init__(
         self,
@@ -57,12 +58,8 @@ class Array:
         self.stride = stride
         self.dtype = dtype
         self.offset = offset
+        self.ptr: int = storage.ptr + offset * dtype.itemsize
         self._ndarray: np.ndarray | None = None
-
-    @property
-    def ptr(self) -> int:
-        """The address of the first element."""
-        return self.storage.ptr + self.offset * self.dtype.itemsize
 
     @property
     def ndarray(self) -> np.ndarray:

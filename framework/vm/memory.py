@@ -289,10 +289,15 @@ class CachingAllocator:
     # ---- giving back
 
     def _collect(self) -> None:
-        while self._returned:
-            block, uses = self._returned.popleft()
+        returned = self._returned
+        while returned:
+            block, uses = returned.popleft()
             if uses is None or _is_done(uses):
-                self._free(block)
+                # As `_free`, which costs a call for every block.
+                self._allocated -= block.nbytes
+                block.in_use = False
+                block.free = block.is_small
+                heappush(block.siblings, block.entry)
             else:
                 self._waiting.append((block, uses))
         if self._waiting:

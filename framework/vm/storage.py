@@ -37,9 +37,11 @@ class Storage:
 
     def __del__(self) -> None:
         # Absent where __init__ ran out of memory.
-        block = getattr(self, "block", None)
-        if block is not None:
-            self.allocator.give_back(block, self.uses)
+        try:
+            block = self.block
+        except AttributeError:
+            return
+        self.allocator.give_back(block, self.uses)
 
     @staticmethod
     def next_serial() -> int:
