@@ -38,6 +38,11 @@ class Operation:
         """The gradient of each input, None where none is wanted. Gets None for an output that got no gradient."""
         raise TypeError("an Operation defines backward")
 
+    @staticmethod
+    def remake(node: Node, kernels: Runtime) -> Array:
+        """The output once more, from what was saved, where forward called `node.remakes`."""
+        raise TypeError("an Operation that can make its output again defines remake")
+
 
 def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
     """Runs `operation` on tensors (or None, or numbers, where it allows them), recorded if a gradient is wanted."""

@@ -32,6 +32,7 @@ class Node:
     """
 
     __slots__ = (
+        "_remade_version",
         "_saved",
         "_versions",
         "edges",
@@ -64,25 +65,45 @@ class Node:
         self.freed = False
         self.scope = scope.current
         self.number = next(_numbers)
-        self._saved: tuple[Array | None, ...] = ()
+        self._remade_version: int | None = None
+        self._saved: tuple[Any, ...] = ()
         self._versions: tuple[int, ...] = ()
 
-    def save(self, *arrays: Array | None) -> None:
-        """Keeps arrays for backward; nothing is kept where nothing is recorded."""
+    def save(self, *arrays: Array | Node | None) -> None:
+        """Keeps arrays for backward, or what `input` gave for them; nothing is kept where nothing is recorded."""
         if self.recording:
             self._saved = arrays
-            self._versions = tuple([0 if a is None else a.storage.version for a in arrays])
+            self._versions = tuple([a.storage.version if type(a) is Array else -1 for a in arrays])
+
+    def remakes(self, output: Array) -> None:
+        """Lets those who need the output for backward have it made again by the operation, rather than keep it."""
+        self._remade_version = output.storage.version
+
+    def input(self, position: int, array: Array) -> Array | Node:
+        """What to save of an input that lies in `array`: the node that can make it again, if there is one, or itself."""
+        edge = self.edges[position] if self.recording else None
+        if edge is not None and type(edge[0]) is Node and edge[0]._remade_version == array.storage.version:
+            return edge[0]
+        return array
 
     @property
     def saved(self) -> tuple[Array | None, ...]:
         """The saved arrays. Raises RuntimeError if one was written to since."""
+        remade = False
         for array, version in zip(self._saved, self._versions):  # noqa: B905 - made together, and often walked
-            if array is not None and array.storage.version != version:
+            if version < 0:
+                remade = remade or array is not None
+            elif array.storage.version != version:
                 raise RuntimeError(
                     f"a tensor of shape {list(array.shape)} that {self!r} saved for backward was written in place "
                     f"since (it is at version {array.storage.version}, saved at {version}); write to a clone()"
                 )
-        return self._saved
+        return tuple([a.remake() if type(a) is Node else a for a in self._saved]) if remade else self._saved
+
+    def remake(self) -> Array:
+        """The output of the operation once more. Raises RuntimeError if what it was made from was freed."""
+        self.check_not_freed()
+        return self.operation.remake(self, self.runtime)
 
     def check_not_freed(self) -> None:
         """Raises RuntimeError if a backward has freed what was saved."""

@@ -30,7 +30,8 @@ class Table:
 
     `batch_norm_mask_bytes(x, has_residual=)` is the size of the ReLU mask that batch normalisation keeps for backward,
     None where backward takes the result itself in its place; `max_pool2d_indices(y_shape, kernel)` is the element type
-    and the shape of a maximum's place.
+    and the shape of a maximum's place. `batch_norm_remakes(x)` says of a normalisation with a ReLU and no residual whether
+    its result is large enough to be made again for backward, by `batch_norm_again`, rather than kept.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class Table:
         *,
         batch_norm_mask_bytes: Callable[..., int | None],
         max_pool2d_indices: Callable[..., tuple],
+        batch_norm_remakes: Callable[[Any], bool] = lambda _: False,
     ) -> None:
         self.name = name
         self.kernels = dict(kernels)
         self.batch_norm_mask_bytes = batch_norm_mask_bytes
         self.max_pool2d_indices = max_pool2d_indices
+        self.batch_norm_remakes = batch_norm_remakes

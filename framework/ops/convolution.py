@@ -20,7 +20,7 @@ class Conv2d(Operation):
         shape = _output_shape(x.shape, weight.shape, **geometry)
         y = kernels.empty(shape, x.dtype, channels_last_stride(shape))
         kernels.conv2d(y, x, weight, bias, **geometry)
-        node.save(x if node.needs[1] or node.needs[2] else None, weight if node.needs[0] else None)
+        node.save(node.input(0, x) if node.needs[1] or node.needs[2] else None, weight if node.needs[0] else None)
         node.note = (geometry, x.shape, weight)
         return y
 

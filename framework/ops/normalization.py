@@ -38,13 +38,17 @@ class BatchNormTrain(Operation):
             y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
             eps=eps, momentum=momentum, relu=relu,
         )  # fmt: skip
-        node.save(x, weight, mean, inv_std, y if mask is None and relu else mask)
+        remakes = node.recording and relu and residual is None and kernels.table.batch_norm_remakes(x)
+        kept = y if mask is None and relu else mask
+        node.save(x, weight, mean, inv_std, kept, bias if remakes else None)
         node.note = (relu, _parameter_type(x, weight, bias))
+        if remakes:
+            node.remakes(y)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Gradient) -> tuple[Array | None, ...]:
-        x, weight, mean, inv_std, mask = node.saved
+        x, weight, mean, inv_std, mask, _ = node.saved
         first, second = grad_y.array, grad_y.second
         relu, dtype = node.note
         changed = relu or second is not None
@@ -55,6 +59,13 @@ class BatchNormTrain(Operation):
         grads = _new_gradients(node, kernels, x, dtype, changed=changed, spare=spare)
         kernels.batch_norm_backward(*grads, first, x, weight, mean, inv_std, mask, second, relu=relu)
         return _with_residual(node, grads, first)
+
+    @staticmethod
+    def remake(node: Node, kernels: Runtime) -> Array:
+        x, weight, mean, inv_std, mask, bias = node.saved
+        y = kernels.empty_like(x)
+        kernels.batch_norm_again(y, x, weight, bias, mean, inv_std, mask)
+        return y
 
 
 class BatchNormEval(Operation):

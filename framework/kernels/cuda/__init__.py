@@ -35,4 +35,5 @@ def table() -> Table:
         },
         batch_norm_mask_bytes=normalization.batch_norm_mask_bytes,
         max_pool2d_indices=pooling.max_pool2d_indices,
+        batch_norm_remakes=normalization.batch_norm_remakes,
     )

@@ -15,6 +15,10 @@ from framework.kernels.table import kernel
 from framework.vm import scratch
 from framework.vm.array import Array, channels_last_stride
 
+# What is smaller than this, or than so much for each image, is kept: the launch would cost more than the memory is worth.
+_REMADE_BYTES = 8 * 1024 * 1024
+_REMADE_IMAGE_BYTES = 512 * 1024
+
 
 def batch_norm_mask_bytes(x: Array, *, has_residual: bool) -> int:
     """Bytes of the mask that a forward kernel writes for backward; never the same with and without a residual."""
@@ -23,6 +27,12 @@ def batch_norm_mask_bytes(x: Array, *, has_residual: bool) -> int:
         return bits
     coefficients = 3 * x.shape[1] * normalization_plans.value_bytes(x.dtype)
     return coefficients if coefficients != bits else coefficients + 1
+
+
+def batch_norm_remakes(x: Array) -> bool:
+    """Whether a result is large, for the device and for the two passes over it that making it again costs."""
+    nbytes = x.nbytes
+    return nbytes >= _REMADE_BYTES and nbytes >= x.shape[0] * _REMADE_IMAGE_BYTES
 
 
 @kernel(outputs=6)
@@ -63,6 +73,32 @@ def batch_norm_train(
         launch.stream(device), y_at, address(mask), address(running_mean), address(running_var), mean.ptr, inv_std.ptr,
         x_at, residual_at, address(weight), address(bias), eps, momentum,
     )  # fmt: skip
+
+
+@kernel(outputs=1)
+def batch_norm_again(
+    y: Array,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    mean: Array,
+    inv_std: Array,
+    mask: Array,
+) -> None:
+    """As the reference kernel of the same name; the mask holds what is needed."""
+    device, y_at, x_at = x.storage.device, y.ptr, x.ptr
+    run = normalization_plans.again(
+        device, x.shape, x.dtype, (y.stride, x.stride), _kinds(mean, inv_std, weight, bias), (y_at | x_at) % 16 == 0
+    )
+    if run is None:
+        dense = _Dense()
+        batch_norm_again(
+            dense.written(y), dense.read(x), dense.read(weight), dense.read(bias), dense.read(mean),
+            dense.read(inv_std), mask,
+        )  # fmt: skip
+        dense.give_back()
+        return
+    run(launch.stream(device), y_at, 0, x_at, 0, mask.ptr)
 
 
 @kernel(outputs=2)

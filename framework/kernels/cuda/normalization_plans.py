@@ -96,6 +96,18 @@ def train(
 
 
 @lru_cache(maxsize=1024)
+def again(
+    device: Device, shape: Shape, storage: DType, images: Strides, vectors: Kinds, is_aligned: bool
+) -> Run | None:
+    """The launch of batch_norm_again, None for operands that are not dense; `images` are y and x."""
+    if not _are_dense(shape, images, vectors):
+        return None
+    if shape[1] == 0:
+        return _nothing
+    return _Spread(device, shape, _types(storage, vectors), is_aligned).apply(device, "apply_relu", "5Q")
+
+
+@lru_cache(maxsize=1024)
 def evaluate(
     device: Device,
     shape: Shape,

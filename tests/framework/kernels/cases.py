@@ -451,6 +451,9 @@ def _batch_norm(
         {"relu": relu}, _backward_terms,
     )  # fmt: skip
     before = ("batch_norm_train", forward)
+    if relu and not has_residual:
+        made = (Before(6), Before(7), Before(8), Before(1), Before(2), Before(3))
+        yield "batch_norm_again", Case(label, (Out(shape),), made, {}, before, _again_terms)
     gradient, second, vector = draw(*shape, seed=4), draw(*shape, seed=7), Out(c)
     yield (
         "batch_norm_backward",
@@ -548,6 +551,11 @@ def _train_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[An
         size + 3,
         variance,
     ]
+
+
+def _again_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:
+    x, weight, bias, mean, inv_std, _ = inputs
+    return _train_terms([x, weight, bias, None], attributes, [outputs[0], mean, inv_std])[:1]
 
 
 def _eval_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:
