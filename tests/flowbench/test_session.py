@@ -185,7 +185,7 @@ def test_a_presets_wall_cap_holds_unless_pairs_are_asked_for() -> None:
                 "cpu", engines=("toy",), reference="none", models=("linear",), pairs=pairs, wall_cap_s=cap
             )
             caps[pairs, cap] = plan_run(request, ("test",)).protocol.wall_cap_s
-    assert caps == {(None, None): 320, (None, 9.0): 9, (6, None): None, (6, 9.0): 9}
+    assert caps == {(None, None): 285, (None, 9.0): 9, (6, None): None, (6, 9.0): 9}
 
 
 def test_resuming_measures_what_is_missing_in_whole_rounds(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_resuming_with_other_settings_is_refused_by_name() -> None:
     check_resumable(document, Request(steps=7, engines=("toy",)), "run.json")
     for request, said in [
         (Request(steps=8), "steps 7, asked for 8"),
-        (Request(warmup=0), "warmup 1, asked for 0"),
+        (Request(warmup=0), "warmup 3, asked for 0"),
         (Request(engines=("toy-talks", "toy")), "engines toy, asked for toy, toy-talks"),
         (Request(reference="toy"), "reference none, asked for toy"),
         (Request(image_shape=(1, 2, 3)), "input shapes (3, 224, 224), asked for (1, 2, 3)"),
