@@ -218,17 +218,18 @@ class Tensor:
         if self._hooks:
             # A hook may have kept what it saw, and may keep what it returned.
             gradient, owned = run_hooks(self._hooks, gradient), False
-        kernels = runtime(self.device)
-        if self.grad is not None:
-            kernels.add(self.grad.array, self.grad.array, gradient)
-        elif owned:
+        if self.grad is None and owned:
             self.grad = Tensor(gradient)
+        elif self.grad is not None:
+            runtime(self.device).add(self.grad.array, self.grad.array, gradient)
         else:
+            kernels = runtime(self.device)
             copied = kernels.empty_like(gradient)
             kernels.copy(copied, gradient)
             self.grad = Tensor(copied)
-        for hook in tuple(self._post_hooks or ()):
-            hook(self)
+        if self._post_hooks:
+            for hook in tuple(self._post_hooks):
+                hook(self)
 
     def show(self, base: Tensor) -> None:
         """Notes that this tensor is a view of `base`."""

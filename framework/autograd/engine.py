@@ -62,6 +62,10 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
                     and storage.nbytes == result.nbytes
                 )
                 gathered = sums.get(key)
+                if gathered is None and not uses and type(target) is not Node:
+                    # A leaf with one gradient, as most parameters are, takes it at once.
+                    target.accumulate(result, owned=owned)
+                    continue
                 if gathered is None:
                     sums[key] = {index: Gradient(result, owned)}
                 elif index not in gathered:

@@ -69,7 +69,7 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
             if item.requires_grad:
                 wanted = True
                 needs.append(True)
-                edges.append(item.edge())
+                edges.append((item, 0) if item.node is None else (item.node, item._output))
             else:
                 needs.append(False)
                 edges.append(None)

@@ -36,6 +36,7 @@ class HostSource:
     device = cpu
     granularity = _PAGE_BYTES
     segment_bytes = 32 * 1024 * 1024
+    slack = 0.0
 
     def reserve(self, nbytes: int) -> HostMemory:
         """`nbytes` of zeroed memory. Raises MemoryError where the system refuses."""

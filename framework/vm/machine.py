@@ -66,7 +66,13 @@ class Machine:
             if not self._plain:
                 self.issue(Instruction(kernel, operands, attributes))
                 return
-            _count_writes(operands[:outputs])
+            # As `_count_writes`, which costs a call for every instruction.
+            for operand in operands[:outputs]:
+                if type(operand) is Array:
+                    operand.storage.version += 1
+                elif operand is not None:
+                    for array in operand:
+                        array.storage.version += 1
             kernel(*operands, **attributes)
 
         return issue_kernel

@@ -33,12 +33,14 @@ class Memory(Protocol):
 class Source(Protocol):
     """Where an allocator gets its memory: the operating system, a driver.
 
-    `granularity` rounds every block, `segment_bytes` is the least to ask for at once, both in bytes.
+    `granularity` rounds every block, `segment_bytes` is the least to ask for at once, both in bytes. `slack` is how much
+    more than was ever allocated may be reserved, as a fraction, so that blocks keep their addresses.
     """
 
     device: Device
     granularity: int
     segment_bytes: int
+    slack: float
 
     def reserve(self, nbytes: int) -> Memory:
         """`nbytes` of memory. Raises MemoryError where there is none."""
@@ -111,6 +113,8 @@ class CachingAllocator:
         self._lock = threading.Lock()
         self._allocated = self._reserved = 0
         self._peak_allocated = self._peak_reserved = 0
+        # As the peak, but never reset.
+        self._most_allocated = 0
         self._segments: set[Segment] = set()
         self._small: dict[int, Siblings] = {}
         # Large blocks kept as they are, by the bytes that were asked for.
@@ -140,6 +144,7 @@ class CachingAllocator:
             self._allocated += block.nbytes
             if self._allocated > self._peak_allocated:
                 self._peak_allocated = self._allocated
+                self._most_allocated = max(self._most_allocated, self._allocated)
             return block
 
     def give_back(self, block: Block, uses: Uses | None) -> None:
@@ -250,17 +255,16 @@ class CachingAllocator:
 
     def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
-        index = bisect_left(self._large, (size, 0))
-        if index == len(self._large):
+        wanted = size if frugal else max(size, self.source.segment_bytes)
+        block = self._best_fit(size)
+        if block is None and self._reserved + wanted <= self._most_allocated * (1 + self.source.slack):
+            # Joining would take from every kept block its address, and so from the steps of a loop to come.
+            block = self._whole_segment(wanted)
+        if block is None:
             self._join_kept()
-            index = bisect_left(self._large, (size, 0))
-        if index < len(self._large):
-            block = self._large.pop(index)[2]
-        else:
-            segment = self._reserve(size if frugal else max(size, self.source.segment_bytes))
-            if segment is None:
-                return None
-            block = segment.first = Block(segment, 0, segment.nbytes)
+            block = self._best_fit(size) or self._whole_segment(wanted)
+        if block is None:
+            return None
         if block.nbytes - size > SMALL_BYTES:
             rest = Block(block.segment, block.offset + size, block.nbytes - size)
             block.nbytes = size
@@ -271,6 +275,19 @@ class CachingAllocator:
         if nbytes > SMALL_BYTES:
             self._ready[nbytes] = block.siblings
         return block
+
+    def _best_fit(self, size: int) -> Block | None:
+        """The smallest free block of at least `size` bytes."""
+        index = bisect_left(self._large, (size, 0))
+        return self._large.pop(index)[2] if index < len(self._large) else None
+
+    def _whole_segment(self, nbytes: int) -> Block | None:
+        """A new segment as one block, None where there is none to be had."""
+        segment = self._reserve(nbytes)
+        if segment is None:
+            return None
+        segment.first = Block(segment, 0, nbytes)
+        return segment.first
 
     def _reserve(self, nbytes: int) -> Segment | None:
         """A new segment, None where the limit or the source refuses."""

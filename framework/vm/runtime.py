@@ -49,7 +49,8 @@ class Runtime:
 
     def empty_like(self, array: Array, dtype: DType | None = None) -> Array:
         """A new dense array of the same shape and the same order of dimensions in memory."""
-        return self.empty(array.shape, dtype or array.dtype, dense_stride_like(array.shape, array.stride))
+        shape = array.shape
+        return self.empty(shape, dtype or array.dtype, dense_stride_like(shape, array.stride))
 
     def full(self, shape: tuple[int, ...], value: float, dtype: DType) -> Array:
         """A new array filled with `value`."""

@@ -176,7 +176,8 @@ class Plan:
             handle.follow(stream)
         room, address = None, 0
         if self.workspace_bytes > _SHARED_WORKSPACE_BYTES:
-            room = scratch(handle.device, self.workspace_bytes)
+            # Few sizes: then what one plan gives back serves the next.
+            room = scratch(handle.device, 1 << (self.workspace_bytes - 1).bit_length())
             address = room.storage.ptr
         elif self.workspace_bytes:
             address = handle.shared_workspace(stream)

@@ -513,3 +513,20 @@ def test_the_steps_of_a_loop_get_the_same_addresses() -> None:
         give_back(memory, *kept, *reversed(step[2:]))
         kept = step[:2]
     assert seen[8:] == seen[6:8]
+
+
+@pytest.mark.parametrize(("slack", "keeps"), [(0.0, False), (0.5, True)])
+def test_blocks_keep_their_addresses_where_there_is_slack(slack: float, keeps: bool) -> None:
+    source = FakeSource(segment_bytes=64 * KIB)
+    source.slack = slack
+    memory = CachingAllocator(source)
+    blocks = [memory.allocate(512 * KIB) for _ in range(4)]
+    first = [block.ptr for block in blocks]
+    give_back(memory, *blocks)
+    del blocks
+    other = memory.allocate(500 * KIB)
+    assert (other.ptr in first) is not keeps
+    assert memory.reserved() <= 4 * 512 * KIB * (1 + slack)
+    give_back(memory, other)
+    if keeps:
+        assert [memory.allocate(512 * KIB).ptr for _ in range(4)] == first
