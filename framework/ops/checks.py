@@ -12,7 +12,7 @@ def check_floats(operation: str, first: Tensor, *others: Tensor | None) -> None:
     dtype = first.array.dtype
     fits = dtype.is_floating
     for other in others:
-        if other is not None and other.array.dtype is not dtype:
+        if other is not None and (not isinstance(other, Tensor) or other.array.dtype is not dtype):
             fits = False
     if not fits:
         types = ", ".join(str(tensor.dtype) for tensor in (first, *others) if tensor is not None)

@@ -128,7 +128,7 @@ def test_float32_outputs_are_no_farther_from_float64_than_pytorchs(nets: dict[st
     error: its ratio would be one of two accidents, so it is not asked for separately."""
 
     def ratio(seed: int) -> float:
-        state, batch = weights(nets, seed), data(seed, 4, 48)
+        state, batch = weights(nets, seed), data(seed, 4, 64)
         exact = run_torch(nets["torch.float64"], state, *batch, backward=False).outputs
         theirs = run_torch(nets["torch.float32"], state, *batch, backward=False).outputs
         mine = run_flow(nets["flow.float32"], state, *batch, backward=False).outputs
@@ -147,7 +147,7 @@ def test_float32_gradients_are_no_farther_from_float64_than_pytorchs(nets: dict[
     about one run of ten) the median over five seeds passes over; without them the ratios of two seeds differ by 2 %."""
 
     def ratios(seed: int) -> tuple[float, float]:
-        state, batch = weights(nets, seed, damping=0.2, bias=2.5), data(seed, 4, 48)
+        state, batch = weights(nets, seed, damping=0.2, bias=2.5), data(seed, 4, 64)
         exact = run_torch(nets["torch.float64"], state, *batch).gradients
         theirs = run_torch(nets["torch.float32"], state, *batch).gradients
         mine = run_flow(nets["flow.float32"], state, *batch).gradients

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -216,6 +218,64 @@ def test_a_second_backward_through_a_retained_graph() -> None:
     loss.backward()
     np.testing.assert_array_equal(x.grad.numpy(), 2 * first.numpy())
     np.testing.assert_array_equal(seen[0].numpy(), seen[1].numpy())
+
+
+def random_image_graph(seed: int, dtype: Any, *, watched: bool) -> tuple[list[flow.Tensor], list[np.ndarray]]:
+    """Gradients of a random graph of layers over images, whose results are used once, twice or often.
+
+    Where it is `watched` a hook on each result looks on: gradients are then never written in place nor handed on in parts.
+    """
+    random, functional = np.random.default_rng(seed), flow.nn.functional
+    shape = (2, 16, 18, 16)  # large enough for the device's fast kernels
+
+    def drawn(*extents: int) -> flow.Tensor:
+        return flow.tensor(random.standard_normal(extents), dtype=dtype).requires_grad_()
+
+    leaves = [drawn(*shape)]
+    tensors = [functional.conv2d(leaves[0], flow.tensor(np.eye(16)[:, :, None, None], dtype=dtype))]
+    for _ in range(10):
+        a, b = (tensors[i] for i in random.integers(max(0, len(tensors) - 4), len(tensors), size=2))
+        kind = random.integers(7)
+        if kind <= 2:
+            weight, bias = drawn(16), drawn(16)
+            leaves += [weight, bias]
+            relu, residual = bool(random.integers(2)), b if random.integers(2) else None
+            made = functional.batch_norm(a, None, None, weight, bias, training=True, residual=residual, relu=relu)
+        elif kind == 3:
+            filters = drawn(16, 16, 1, 1)
+            leaves.append(filters)
+            made = functional.conv2d(a, filters * 0.3)
+        elif kind == 4:
+            made = a + b
+        elif kind == 5:
+            made = a.permute(0, 2, 3, 1).reshape(2, 18, 16, 16).permute(0, 3, 1, 2)
+        else:
+            made = a.relu()
+        tensors.append(made)
+    if watched:
+        for tensor in tensors:
+            tensor.register_hook(lambda gradient: None)
+    total = tensors[-1] + tensors[-2] + tensors[-4]
+    (total * flow.tensor(random.standard_normal(shape), dtype=dtype)).sum().backward()
+    return leaves, [np.zeros(t.shape) if t.grad is None else t.grad.numpy().astype(np.float64) for t in leaves]
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_writing_over_gradients_changes_no_number(seed: int) -> None:
+    for dtype, tolerance in ((flow.float64, 1e-10), (flow.float32, 2e-4)):
+        _, plain = random_image_graph(seed, dtype, watched=False)
+        _, watched = random_image_graph(seed, dtype, watched=True)
+        for index, (got, expected) in enumerate(zip(plain, watched, strict=True)):
+            atol = tolerance * max(1.0, np.abs(expected).max())
+            np.testing.assert_allclose(got, expected, rtol=0, atol=atol, err_msg=f"leaf {index}, {dtype}")
+
+
+def test_what_leaves_hold_after_one_backward_is_not_written_by_the_next() -> None:
+    for watched in (False, True):
+        leaves, before = random_image_graph(3, flow.float64, watched=watched)
+        random_image_graph(4, flow.float64, watched=watched)
+        for leaf_, values in zip(leaves, before, strict=True):
+            assert leaf_.grad is None or np.array_equal(leaf_.grad.numpy(), values)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -142,6 +142,16 @@ def test_gradients_arrive_newest_first() -> None:
     assert order == ["third", "second", "first"]
 
 
+def test_of_branches_that_are_ready_together_the_newest_goes_first() -> None:
+    parameters = [leaf(1) for _ in range(4)]
+    order = []
+    for index, parameter in enumerate(parameters):
+        parameter.register_post_accumulate_grad_hook(lambda t, index=index: order.append(index))
+    branches = [parameter * 2 for parameter in parameters]
+    (branches[2] + branches[0] + branches[3] + branches[1]).sum().backward()
+    assert order == [3, 2, 1, 0]
+
+
 def test_retain_grad_keeps_what_is_no_leaf() -> None:
     x = leaf(1)
     y = x * 2
