@@ -242,8 +242,8 @@ def test_what_was_saved_is_freed_as_backward_goes() -> None:
     root.backward()
     # When the last node ran, everything saved was gone: what is left is one gradient, perhaps a second on its way.
     assert freed[0] <= 2 * size + 4096
-    # And no gradient outlived the node it was for: beside what was saved never more than three at once.
-    assert flow.cpu.max_memory_allocated() - before <= held + 3 * size
+    # And no gradient outlived the node it was for: beside what was saved never more than two at once, one in and one out.
+    assert flow.cpu.max_memory_allocated() - before <= held + 2 * size + 4096
     assert root.requires_grad  # the root is still there: it did not hold the memory
     assert flow.cpu.memory_allocated() - before <= size + 4096
 

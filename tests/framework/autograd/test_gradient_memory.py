@@ -129,6 +129,18 @@ def test_an_expanded_gradient_is_not_added_into() -> None:
     assert z.grad.tolist()[0][0] == pytest.approx(2 + 1 / 6)
 
 
+def test_a_new_array_that_is_expanded_is_not_added_into() -> None:
+    # mean() makes a new, small array and sends it back repeated: new, but not whole.
+    x = flow.ones(2, 3, requires_grad=True)
+    for times in (1, 2):
+        x.mean().backward()
+        np.testing.assert_allclose(x.grad.numpy(), times / 6, rtol=1e-6)
+    y = flow.ones(2, 3, requires_grad=True)
+    z = y * 1
+    ((z * flow.tensor([1.0, 2.0, 3.0])).sum() + z.mean() + z.sum()).backward()
+    np.testing.assert_allclose(y.grad.numpy(), [[2 + 1 / 6, 3 + 1 / 6, 4 + 1 / 6]] * 2, rtol=1e-6)
+
+
 def test_an_expanded_gradient_given_by_the_caller() -> None:
     x = flow.ones(2, 3, requires_grad=True)
     given = flow.ones(1, 1).expand(2, 3)
