@@ -255,13 +255,14 @@ class CachingAllocator:
 
     def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
-        wanted = size if frugal else max(size, self.source.segment_bytes)
         block = self._best_fit(size)
-        if block is None and self._reserved + wanted <= self._most_allocated * (1 + self.source.slack):
+        little = max(size, self.source.segment_bytes // 2)
+        if block is None and self._reserved + little <= self._most_allocated * (1 + self.source.slack):
             # Joining would take from every kept block its address, and so from the steps of a loop to come.
-            block = self._whole_segment(wanted)
+            block = self._whole_segment(little)
         if block is None:
             self._join_kept()
+            wanted = size if frugal else max(size, self.source.segment_bytes)
             block = self._best_fit(size) or self._whole_segment(wanted)
         if block is None:
             return None
