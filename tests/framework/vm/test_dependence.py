@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import framework as flow
@@ -223,6 +223,7 @@ class LazyStream(Stream):
         return True
 
 
+@settings(max_examples=50)
 @given(
     program=st.lists(
         st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)), max_size=25
