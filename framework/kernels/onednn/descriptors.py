@@ -102,4 +102,12 @@ def _tagged(shape: tuple[int, ...], tag: int, dtype: str = "float32") -> Descrip
 def _servable(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str) -> bool:
     if dtype != "float32" or not 0 < len(shape) <= _MAX_DIMENSIONS:
         return False
-    return all(extent > 0 and (step > 0 or extent == 1) for extent, step in zip(shape, stride, strict=True))
+    if not all(extent > 0 and (step > 0 or extent == 1) for extent, step in zip(shape, stride, strict=True)):
+        return False
+    # oneDNN wants each dimension to step over all that lies within it; a slice with a step can fall short of that.
+    within = 1
+    for step, extent in sorted((step, extent) for extent, step in zip(shape, stride, strict=True) if extent > 1):
+        if step < within:
+            return False
+        within = step * extent
+    return True

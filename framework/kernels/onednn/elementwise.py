@@ -49,15 +49,6 @@ def add(out: Array, a: Array, b: Array | float) -> None:
 
 
 @kernel(outputs=1)
-def relu(y: Array, x: Array) -> None:
-    """As the reference kernel of the same name."""
-    if y.storage.nbytes >= _SMALL_BYTES and is_row(y, x):
-        _relu(x.size)(x.ptr, y.ptr)
-    else:
-        reference.relu(y, x)
-
-
-@kernel(outputs=1)
 def relu_backward(grad_x: Array, grad_y: Array, y: Array) -> None:
     """As the reference kernel of the same name."""
     if is_row(grad_x, grad_y, y):
@@ -141,12 +132,6 @@ def scaled(size: int, attributes: Attributes, others: Sequence[Descriptor] = ())
     """out = a · factor, then post-operations; the factor lies in memory. Called as `binary` is."""
     row = descriptors.vector(size)
     return binary(MULTIPLY, row, descriptors.vector(1), row, attributes, others)
-
-
-@lru_cache(maxsize=512)
-def _relu(size: int) -> Primitive:
-    row = descriptors.vector(size)
-    return Primitive(_describe_relu(row, _RELU), [(SRC, row), (DST, row)])
 
 
 @lru_cache(maxsize=512)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
@@ -47,9 +50,16 @@ class Library:
         self.functions = ctypes.CDLL(str(find()))
         # oneDNN is linked against this one, so that it is the same pool.
         self.openmp = ctypes.CDLL("libgomp.so.1")
+        self.is_forked = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._note_fork)
         self._declare()
         self.engine = self.make("engine_create", _CPU_ENGINE, ctypes.c_size_t(0))
         self.stream = self.make("stream_create", self.engine, _IN_ORDER_STREAM)
+
+    def _note_fork(self) -> None:
+        # A fork copies no threads: what waits for the pool's would wait for ever.
+        self.is_forked = True
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls dnnl_`name`. Raises OneDnnError where it does not return success."""
@@ -132,6 +142,18 @@ def set_num_threads(count: int) -> None:
 def get_num_threads() -> int:
     """The number of threads that a kernel called from this thread uses at most."""
     return int(library().openmp.omp_get_max_threads())
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """What is described to oneDNN inside, it will do on the calling thread alone."""
+    openmp = library().openmp
+    before = openmp.omp_get_max_threads()
+    openmp.omp_set_num_threads(1)
+    try:
+        yield
+    finally:
+        openmp.omp_set_num_threads(before)
 
 
 @lru_cache(maxsize=1)

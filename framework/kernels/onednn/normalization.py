@@ -14,7 +14,7 @@ import numpy as np
 from framework.device import cpu
 from framework.dtype import float32
 from framework.kernels.onednn import channelwise, descriptors, elementwise
-from framework.kernels.onednn.library import library
+from framework.kernels.onednn.library import library, one_thread
 from framework.kernels.onednn.primitive import (
     DIFF_DST,
     DIFF_SCALE,
@@ -82,6 +82,8 @@ def batch_norm_train(
         batch_mean, variance = statistics
         mean.ndarray[...] = batch_mean
         _scale(y, x, batch_mean, variance, weight, bias, residual, eps, relu=relu)
+    if relu:
+        _restore_nan(y, batch_mean, variance, weight, bias, residual)
     inv_std.ndarray[...] = 1 / np.sqrt(variance + eps)
     count = x.size // x.shape[1]
     _move(running_mean, batch_mean, momentum)
@@ -105,10 +107,13 @@ def batch_norm_eval(
     """As the reference kernel of the same name."""
     if not _serves(x):
         reference.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
-    elif mask is None:
+        return
+    if mask is None:
         _scale(y, x, running_mean.ndarray, running_var.ndarray, weight, bias, residual, eps, relu=relu)
     else:
         _normalise(y, running_mean, running_var, mask, x, weight, bias, residual, eps, relu, given=True)
+    if relu:
+        _restore_nan(y, running_mean.ndarray, running_var.ndarray, weight, bias, x, residual)
 
 
 @kernel(outputs=4)
@@ -240,6 +245,29 @@ def _scale(
         elementwise.copy(y, result)
 
 
+def _restore_nan(
+    y: Array,
+    mean: np.ndarray,
+    variance: np.ndarray,
+    weight: Array | None,
+    bias: Array | None,
+    *images: Array | None,
+) -> None:
+    """Puts back the NaN that oneDNN's ReLU turned into 0: of channels whose figures are none, and of the images.
+
+    In training an image with a NaN or an infinity makes its channel's mean one.
+    """
+    lost = ~np.isfinite(mean + variance)
+    for vector in (weight, bias):
+        if vector is not None:
+            lost |= np.isnan(vector.ndarray)
+    if lost.any():
+        y.ndarray[:, lost] = np.nan
+    for image in images:
+        if image is not None and channelwise.holds_nan(_channels_last(image)):
+            y.ndarray[np.isnan(image.ndarray)] = np.nan
+
+
 def _move(running: Array | None, batch: np.ndarray, momentum: float) -> None:
     if running is not None:
         running.ndarray[...] += momentum * (batch - running.ndarray)
@@ -335,7 +363,10 @@ def _ones(like: Array) -> Array:
 @lru_cache(maxsize=512)
 def _forward(shape: tuple[int, ...], flags: int, eps: float) -> Primitive:
     layout, channels = descriptors.channels_last(shape), descriptors.vector(shape[1])
-    description = _describe_forward(shape, flags, eps)
+    # oneDNN's kernel halts all its threads several times a call, spinning until the last has come. On a busy machine that
+    # costs a scheduler's slice each time, ten times what the call takes; on a quiet one a second thread saves a third.
+    with one_thread():
+        description = _describe_forward(shape, flags, eps)
     operands = [(SRC, layout), (DST, layout), (MEAN, channels), (VARIANCE, channels)]
     if flags & _USE_SCALE:
         operands.append((SCALE, channels))

@@ -117,7 +117,7 @@ class Primitive:
     """A compiled operation. Calling it with an address for each of its operands runs it."""
 
     def __init__(self, description: Description, operands: Sequence[tuple[int, Descriptor]]) -> None:
-        loaded = library()
+        self._library = loaded = library()
         self.handle = loaded.make("primitive_create", description.handle)
         loaded.destroy_with(self, "primitive_destroy", self.handle)
         # The library keeps what the layouts of `operands` point to only as long as the description lives.
@@ -142,6 +142,11 @@ class Primitive:
         self._lock = threading.Lock()
 
     def __call__(self, *addresses: int) -> None:
+        if self._library.is_forked:
+            raise RuntimeError(
+                "oneDNN cannot run in a forked process once it was loaded in the parent, since its threads stayed there; "
+                'start processes with multiprocessing.get_context("spawn")'
+            )
         if self.scratchpad_bytes:
             work = scratch(cpu, self.scratchpad_bytes)
             addresses = (*addresses, work.ptr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ import threading
 import numpy as np
 import pytest
 
+import framework as flow
 from framework.device import cpu
 from framework.dtype import float32, float64, uint8
 from framework.kernels import onednn, reference
@@ -62,7 +64,6 @@ def test_no_elementwise_primitive_is_left_to_plain_loops():
     made = [
         elementwise._add(size),
         elementwise._add_relu(size),
-        elementwise._relu(size),
         elementwise._relu_backward(size),
         optimizer._scaled_sum(size, 0.9),
         optimizer._blended_sum(size, 0.5, 0.9),
@@ -156,3 +157,57 @@ def test_importing_the_framework_does_not_load_the_library():
     code = "import sys, framework; print('framework.kernels.onednn.primitive' in sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("place", ["image", "residual"])
+def test_a_relu_lets_no_nan_disappear(bad, training, place):
+    arrays = {
+        name: np.random.default_rng(0).standard_normal((4, 16, 12, 12), np.float32) for name in ("image", "residual")
+    }
+    arrays[place][1, 3, 5, 7] = bad
+    results = []
+    for dtype in (flow.float32, flow.float64):
+        norm = flow.nn.BatchNorm2d(16).to(dtype).train(training)
+        image, residual = (flow.tensor(arrays[name], dtype=dtype) for name in ("image", "residual"))
+        for beside in (None, residual):
+            results.append(norm(image, residual=beside, relu=True).detach().numpy())
+            with flow.no_grad():
+                results.append(norm(image, residual=beside, relu=True).numpy())
+    half = len(results) // 2
+    for got, expected in zip(results[:half], results[half:], strict=True):  # float64 runs on the reference
+        assert np.array_equal(np.isnan(got), np.isnan(expected))
+        assert np.array_equal(np.isinf(got), np.isinf(expected))
+
+
+def test_a_large_relu_keeps_nan():
+    x = np.zeros((4, 64, 32, 32), np.float32)
+    x[0, 1, 2, 3] = np.nan
+    assert np.isnan(flow.relu(flow.tensor(x)).numpy()).sum() == 1
+
+
+@pytest.mark.parametrize("key", [np.s_[:, :, ::2, :], np.s_[:, :, :, ::2], np.s_[:, ::2]])
+def test_slices_with_a_step_are_taken_whatever_hangs_over(key):
+    whole = _random(2, 5, 9, 7).ndarray.copy()
+    part = np.ascontiguousarray(whole[key])
+    layer = flow.nn.Conv2d(part.shape[1], 8, 3, padding=1)
+    sliced = flow.tensor(whole)[key]
+    np.testing.assert_allclose(layer(sliced).detach().numpy(), layer(flow.tensor(part)).detach().numpy(), atol=1e-6)
+    np.testing.assert_array_equal(
+        flow.nn.functional.max_pool2d(sliced, 2).numpy(), flow.nn.functional.max_pool2d(flow.tensor(part), 2).numpy()
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_is_told_rather_than_left_waiting():
+    layer, x = flow.nn.Conv2d(3, 8, 3), flow.randn(1, 3, 8, 8)
+    layer(x)
+    child = os.fork()
+    if child == 0:
+        try:
+            layer(x)
+        except RuntimeError as refused:
+            os._exit(7 if "spawn" in str(refused) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
