@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 from weakref import WeakValueDictionary, ref
 
@@ -134,6 +135,33 @@ class Tensor:
     def _host(self) -> np.ndarray:
         return runtime(self.device).to_host(self.array)
 
+    # ---- its copies
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """An independent leaf of the same class with the same values and gradient, but without hooks.
+
+        Raises RuntimeError for a tensor with a history.
+        """
+        make, parts, attributes = self.__reduce_ex__(4)
+        copied: Tensor = make(*parts)
+        memo[id(self)] = copied
+        copied.grad = deepcopy(self.grad, memo)
+        if attributes:
+            copied.__dict__.update(deepcopy(attributes, memo))
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickles a leaf by its values; its gradient and hooks are left out, as in PyTorch."""
+        if not self.is_leaf:
+            raise RuntimeError(
+                f"only a leaf can be deep-copied or pickled; this tensor is the result of {self.node!r}: detach() first"
+            )
+        # A copy, since whoever asked may keep it longer than this tensor's memory lives.
+        values = np.array(self._host())
+        parts = (type(self), values, self.dtype, self.device, self.requires_grad)
+        # What a subclass without slots was given.
+        return _from_values, parts, getattr(self, "__dict__", None)
+
     # ---- gradients
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
@@ -242,6 +270,13 @@ class Tensor:
         """Takes the place of `other`, the result of an operation that wrote this tensor's memory."""
         self.array, self.node, self._output = other.array, other.node, other._output
         self.requires_grad = other.requires_grad
+
+
+def _from_values(kind: type[Tensor], values: np.ndarray, dtype: DType, device: Device, requires_grad: bool) -> Tensor:
+    """The tensor that `__reduce_ex__` took apart, of its class whatever that one's `__init__` takes."""
+    made = kind.__new__(kind)
+    Tensor.__init__(made, runtime(device).from_host(values, dtype), requires_grad)
+    return made
 
 
 class _Retain:

@@ -19,8 +19,9 @@ class Counter(Tensor):
 
     __slots__ = ("_memory", "_uncounted")
 
+    _uncounted: int
+
     def __init__(self) -> None:
-        self._uncounted = 0
         super().__init__(zeros((), dtype=int64).array)
 
     def count(self) -> None:
@@ -37,4 +38,4 @@ class Counter(Tensor):
 
     @array.setter
     def array(self, array: Array) -> None:
-        self._memory = array
+        self._memory, self._uncounted = array, 0
