@@ -30,10 +30,13 @@ from framework.tensor import Tensor
 from framework.threads import get_num_threads, set_num_threads
 from framework.vm import OutOfMemoryError
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Generator",
     "OutOfMemoryError",
     "Tensor",
+    "__version__",
     "add",
     "arange",
     "argmax",

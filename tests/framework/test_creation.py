@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import pickle
+import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import framework as flow
 from framework.dtype import ALL, by_name
+
+
+def test_the_version_is_the_projects() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert flow.__version__ == project["version"]
 
 
 def test_types_of_values() -> None:
