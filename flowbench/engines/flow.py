@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
+import flowbench
 from flowbench.cell import Case
 from flowbench.engine import Engine, Task, Training
 
@@ -67,9 +68,10 @@ class FlowEager(Engine):
         return None
 
     def version(self) -> str:
-        import framework
+        import framework as flow
 
-        return str(getattr(framework, "__version__", "unknown"))
+        # Both packages are one distribution: where Flow does not say its version, it is this one.
+        return str(getattr(flow, "__version__", flowbench.__version__))
 
     def advice(self) -> str | None:
         import framework as flow

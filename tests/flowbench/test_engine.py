@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import flowbench
 from flowbench.engine import engine_names, load_engine
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
@@ -22,6 +23,10 @@ def test_the_built_in_engines_are_there_without_loading_their_frameworks(reposit
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository)
     assert "('Flow', None)" in done.stdout
     assert done.stdout.splitlines()[-1] == "False False"
+
+
+def test_flow_has_the_version_of_the_project() -> None:
+    assert load_engine("flow-eager").version() == flowbench.__version__
 
 
 def test_an_installed_package_adds_an_engine(toys: Path) -> None:
