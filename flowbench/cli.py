@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -14,12 +15,16 @@ import click
 from flowbench import __version__
 from flowbench.errors import FlowbenchError, Interrupted
 
+# What writing says where a disk is full, a descriptor is closed or a device fails.
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
+
 FORMATS = ("console", "speed-stats", "markdown", "json")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 fine, 1 a regression was found, 2 could not run or judge, 130 interrupted."""
     try:
+        _check_working_directory()
         status = cli(arguments, prog_name="flowbench", standalone_mode=False)
     except click.exceptions.Exit as stop:
         status = stop.exit_code
@@ -29,9 +34,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         status = _complain(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         status = _complain("interrupted", Interrupted.exit_code)
+    except SystemExit:
+        status = 0  # click's way out when help's reader has gone; its status 1 would read as "a regression was found"
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            status = _report_fault()
+        else:  # click prints help and version by itself
+            _drop_output()
+            status = _complain(_unwritten(error), 2)
     except Exception:  # noqa: BLE001 - a fault of ours: Python's own status 1 would read as "a regression was found"
-        traceback.print_exc()
-        status = _complain("this is a fault in flowbench: please report it with the lines above", 2)
+        status = _report_fault()
     sys.exit(status or 0)
 
 
@@ -84,13 +96,18 @@ class _Seconds(click.ParamType):
 _COUNT = click.IntRange(min=1, max=1_000_000)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> int:
     """Measures deep-learning frameworks against each other, and reports what it measured.
 
     Exit codes: 0 fine, 1 a regression was found, 2 could not run or could not judge, 130 interrupted.
     """
+    if ctx.invoked_subcommand is not None:
+        return 0
+    click.echo(ctx.get_help(), err=True)  # by hand, since versions of click differ in what they make of no arguments
+    return 2
 
 
 @cli.command(cls=_ManyValues)
@@ -153,6 +170,8 @@ def parse(file: Path) -> None:
 
     entries, warnings = parse_text(_read_text(file))
     _say(json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False))
+    if not entries["entries"]:
+        click.echo(f"flowbench: {file}: no Speed stats line was found in it", err=True)
     for warning in warnings:
         click.echo(f"flowbench: {file}: {warning}", err=True)
 
@@ -179,11 +198,36 @@ def doctor() -> int:
 
 def _say(text: str) -> None:
     """Print to standard output. That its reader has seen enough (`| head`) is no failure, and changes no exit code."""
+    if sys.stdout is None:  # closed before Python started
+        raise FlowbenchError(_unwritten(ValueError("it is closed")))
     try:
         click.echo(text)
         sys.stdout.flush()
     except BrokenPipeError:
+        _drop_output()
+    except (OSError, ValueError) as error:
+        _drop_output()
+        raise FlowbenchError(_unwritten(error)) from None
+
+
+def _drop_output() -> None:
+    """Let what is still buffered go nowhere: Python would fail once more when it writes it at its end."""
+    if not sys.stdout.closed:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _unwritten(error: OSError | ValueError) -> str:
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    return f"cannot write to standard output: {reason}; free some space, or send it elsewhere"
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise FlowbenchError(
+            f"the working directory cannot be used: {error.strerror}; it was deleted, it seems: change to another"
+        ) from None
 
 
 def _read_text(file: Path) -> str:
@@ -194,6 +238,11 @@ def _read_text(file: Path) -> str:
         raise FlowbenchError(f"{file}: {error.strerror}, expected a readable text") from None
     except UnicodeDecodeError as error:
         raise FlowbenchError(f"{file}: not UTF-8 text (byte {error.start}), expected a Speed stats text") from None
+
+
+def _report_fault() -> int:
+    traceback.print_exc()
+    return _complain("this is a fault in flowbench: please report it with the lines above", 2)
 
 
 def _complain(message: str, status: int) -> int:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -74,11 +75,11 @@ def start(site: Path, repository: Path, tmp_path: Path) -> Iterator[Starter]:
     (tools / "git").chmod(0o755)
     search = f"{tools}{os.pathsep}{os.environ['PATH']}"
 
-    def start_one(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    def start_one(*arguments: str, stdout: int | IO[str] = subprocess.PIPE, **environment: str) -> subprocess.Popen[str]:
         path = os.pathsep.join([str(site), str(repository)])
         process = subprocess.Popen(
             [sys.executable, "-m", "flowbench", *arguments],
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
             cwd=tmp_path,

@@ -158,6 +158,65 @@ def test_parse_reads_standard_input(repository: Path) -> None:
     assert len(done.stderr.splitlines()) == 1  # 90 / 20 is not 9
 
 
+def test_without_arguments_the_help_is_printed_as_help(flowbench: Callable) -> None:
+    helped, text, _ = flowbench("--help")
+    status, out, err = flowbench()
+    assert (helped, status, out, err) == (0, 2, "", text)
+    assert len(text.splitlines()) > 10
+
+
+def test_a_text_without_a_speed_stats_line_is_no_error_but_said(flowbench: Callable, tmp_path: Path) -> None:
+    (tmp_path / "comment.txt").write_text("Thanks, looks good to me.\n")
+    status, out, err = flowbench("parse", "comment.txt")
+    assert status == 0
+    assert json.loads(out) == {"gpu_name": None, "entries": []}
+    assert err == "flowbench: comment.txt: no Speed stats line was found in it\n"
+
+
+@pytest.mark.parametrize("arguments", ["schema", "--help", "--version"])
+@pytest.mark.parametrize(("place", "said"), [("> /dev/full", "No space left on device"), (">&-", "is closed")])
+def test_output_that_cannot_be_written_is_one_line(arguments: str, place: str, said: str, repository: Path) -> None:
+    command = f"{sys.executable} -m flowbench {arguments} {place}"
+    done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, cwd=repository)
+    if arguments != "schema" and place == ">&-":
+        assert (done.returncode, done.stderr) == (0, "")  # click prints these to nobody
+        return
+    assert done.returncode == 2
+    assert done.stderr.startswith("flowbench: cannot write to standard output: ")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_finished_run_whose_report_cannot_be_printed_stays(start: Callable, tmp_path: Path) -> None:
+    arguments = ("run", *SMALL, "--batch-size", "2", "--steps", "2", "--pairs", "1", "--threads", "1")
+    with open("/dev/full", "w") as full:
+        process = start(*arguments, stdout=full)
+        err = process.stderr.read()
+        assert process.wait() == 2
+    assert err.splitlines()[-1].startswith("flowbench: cannot write to standard output: No space left on device")
+    assert "Traceback" not in err
+    assert sorted(path.suffix for path in (tmp_path / "reports/out").iterdir()) == [".json", ".md", ".txt"]
+
+
+def test_a_deleted_working_directory_is_one_line(repository: Path, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    command = f"mkdir {gone}; cd {gone}; rmdir {gone}; {sys.executable} -m flowbench doctor"
+    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("flowbench: the working directory cannot be used: No such file or directory; ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_help_whose_reader_has_gone_changes_no_exit_code(repository: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "flowbench", "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, cwd=repository)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_reader_that_stops_reading_changes_no_exit_code(repository: Path) -> None:
     command = f"{sys.executable} -m flowbench schema | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=repository)
