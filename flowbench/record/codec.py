@@ -28,21 +28,25 @@ class Limit:
     """Bounds of a number or of a length, put on a field with `Annotated`."""
 
     minimum: float | None = None
+    maximum: float | None = None
     above: float | None = None
     max_length: int | None = None
 
     def check(self, value: Any, path: str) -> None:
         """Raise CodecError where `value` is out of bounds."""
-        if self.minimum is not None and value < self.minimum:
-            raise CodecError(path, describe(value), f"at least {self.minimum:g}")
         if self.above is not None and value <= self.above:
             raise CodecError(path, describe(value), f"more than {self.above:g}")
+        if self.minimum is not None and value < self.minimum:
+            raise CodecError(path, describe(value), f"at least {self.minimum:g}")
+        if self.maximum is not None and value > self.maximum:
+            raise CodecError(path, describe(value), f"at most {self.maximum:g}")
         if self.max_length is not None and len(value) > self.max_length:
             raise CodecError(path, f"{len(value)} characters", f"at most {self.max_length}")
 
     def schema(self) -> dict[str, Any]:
         """The bounds in JSON schema's words."""
-        words = {"minimum": self.minimum, "exclusiveMinimum": self.above, "maxLength": self.max_length}
+        words = {"minimum": self.minimum, "maximum": self.maximum, "exclusiveMinimum": self.above}
+        words |= {"maxLength": self.max_length}
         return {word: bound for word, bound in words.items() if bound is not None}
 
 

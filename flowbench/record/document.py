@@ -14,6 +14,7 @@ from flowbench.record.run import RunDocument
 
 SCHEMA = "flowbench.run"
 SCHEMA_VERSION = 1
+_BYTE_ORDER_MARK = "\ufeff"  # some editors put it before what they save
 
 
 class DocumentError(FlowbenchError):
@@ -23,7 +24,7 @@ class DocumentError(FlowbenchError):
 def parse_document(text: str | bytes, source: str = "document") -> RunDocument:
     """Read a run document; DocumentError names `source`, the place in it, given and expected."""
     try:
-        body = text if isinstance(text, str) else text.decode("utf-8")
+        body = (text if isinstance(text, str) else text.decode("utf-8")).removeprefix(_BYTE_ORDER_MARK)
     except UnicodeDecodeError as error:
         raise DocumentError(
             f"{source}: not UTF-8 text (byte {error.start}), expected a run document as flowbench writes it"

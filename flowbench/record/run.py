@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from flowbench.cell import Case, Cell, Count, Name
 from flowbench.record.codec import CodecError, Limit, describe
 
-Milliseconds = Annotated[float, Limit(above=0)]
+# A step of less than a nanosecond or of more than eleven days was not measured: the clock or the file is wrong.
+Milliseconds = Annotated[float, Limit(above=0, minimum=1e-6, maximum=1e9)]
 Seconds = Annotated[float, Limit(above=0)]
 Bytes = Annotated[int, Limit(minimum=0)]
 Index = Annotated[int, Limit(minimum=0)]
@@ -223,6 +224,16 @@ class RunDocument:
         ranks = [rank.rank for rank in sample.ranks]
         if sample.status != "failed" and ranks != list(range(cell.world_size)):
             raise CodecError(f"{path}.ranks", f"ranks {ranks}", f"ranks 0 to {cell.world_size - 1} in order")
+        protocol = self.protocol
+        if sample.pair >= protocol.pairs:
+            raise CodecError(f"{path}.pair", str(sample.pair), f"less than the protocol's {protocol.pairs} pairs")
+        for index, rank in enumerate(sample.ranks):
+            for field, most in (("warmup_ms", protocol.warmup), ("steps_ms", protocol.steps)):
+                times = len(getattr(rank, field))
+                if times > most:
+                    raise CodecError(
+                        f"{path}.ranks[{index}].{field}", f"{times} times", f"at most the protocol's {most} steps"
+                    )
 
     @functools.cached_property
     def by_key(self) -> Mapping[str, Cell]:

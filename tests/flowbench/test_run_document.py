@@ -105,7 +105,7 @@ def test_cells_and_samples_are_found_by_case_and_cell() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_no_number_that_is_not_finite_is_written(field: str, value: float) -> None:
     document = make()
-    bad = replace(document.samples[0].ranks[0], **{field: (value, 1.0)})
+    bad = replace(document.samples[0].ranks[0], **{field: (value,) if field == "warmup_ms" else (value, 1.0)})
     sample = replace(document.samples[0], ranks=(bad, document.samples[0].ranks[1]))
     with pytest.raises(ValueError, match="expected a finite number"):
         document_text(replace(document, samples=(sample, *document.samples[1:])))
@@ -144,6 +144,27 @@ def test_nothing_is_written_that_would_not_read_back() -> None:
             "[1.5, 3.5]",
             "[1.5]",
             "at $.samples[0].ranks: given [1, 2] step times, expected the same number in all ranks",
+        ),
+        ("[1.5, 3.5]", "[1e-7, 3.5]", "at $.samples[0].ranks[0].steps_ms[0]: given 1e-07, expected at least 1e-06"),
+        (
+            "[1.5, 3.5]",
+            "[1.5, 2e9]",
+            "at $.samples[0].ranks[0].steps_ms[1]: given 2000000000.0, expected at most 1e+09",
+        ),
+        (
+            '"steps": 2',
+            '"steps": 1',
+            "at $.samples[0].ranks[0].steps_ms: given 2 times, expected at most the protocol's 1 steps",
+        ),
+        (
+            '"warmup": 1',
+            '"warmup": 0',
+            "at $.samples[0].ranks[0].warmup_ms: given 1 times, expected at most the protocol's 0 steps",
+        ),
+        (
+            '"pair": 0, "position": 0',
+            '"pair": 1, "position": 0',
+            "at $.samples[0].pair: given 1, expected less than the protocol's 1 pairs",
         ),
         ('"wall_s": 3.5', '"wall_s": -3.5', "at $.samples[0].wall_s: given -3.5, expected at least 0"),
         ('"rank": 1', '"rank": 2', "at $.samples[0].ranks: given ranks [0, 2], expected ranks 0 to 1 in order"),
@@ -192,6 +213,11 @@ def test_other_files_are_refused(content: str | bytes) -> None:
 @pytest.mark.parametrize("length", [*range(1, len(TEXT) - 3, 37)])
 def test_a_document_cut_anywhere_is_refused(length: int) -> None:
     assert "cut in half" in refused(TEXT[:length])
+
+
+def test_a_byte_order_mark_changes_nothing() -> None:
+    assert parse_document("\ufeff" + TEXT) == make()
+    assert parse_document(b"\xef\xbb\xbf" + TEXT.encode()) == make()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
