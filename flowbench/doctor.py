@@ -12,7 +12,7 @@ from typing import Literal
 
 import psutil
 
-from flowbench.engine import engine_names, load_engine
+from flowbench.engine import ask, engine_names, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.disturbance import BUSY_SHARE, STEAL_SHARE, Counters, read_counters
 from flowbench.measure.memory import ResidentMeter
@@ -83,21 +83,22 @@ def machine_checks(machine: Machine) -> Iterator[Check]:
 def engine_checks() -> Iterator[Check]:
     """Which engines are there, which are not and why, and what would make one faster."""
     usable = []
+    for name, message in skipped_engines().items():
+        yield Check("note", f"engine {name}", message)
     for name in engine_names():
         try:
             engine = load_engine(name)
+            reason = ask(engine, "unavailable")
+            if reason is not None:
+                yield Check("note", f"engine {name}", f"not usable: {reason}")
+                continue
+            usable.append(name)
+            yield Check("ok", f"engine {name}", f"shown as {engine.display_name}")
+            advice = ask(engine, "advice")
+            if advice is not None:
+                yield Check("note", f"engine {name}", advice)
         except FlowbenchError as error:
             yield Check("note", f"engine {name}", str(error), "mend or remove the package that brings it")
-            continue
-        reason = engine.unavailable()
-        if reason is not None:
-            yield Check("note", f"engine {name}", f"not usable: {reason}")
-            continue
-        usable.append(name)
-        yield Check("ok", f"engine {name}", f"shown as {engine.display_name}")
-        advice = engine.advice()
-        if advice is not None:
-            yield Check("note", f"engine {name}", advice)
     if not usable:
         yield Check("bad", "engines", "none is usable: nothing can be measured", "install one of the above")
     elif REFERENCE not in usable:

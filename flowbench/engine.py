@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from flowbench.cell import Case, Cell
 from flowbench.errors import FlowbenchError, unknown_name
 
 ENTRY_POINT_GROUP = "flowbench.engines"
+_LONGEST_NAME = 200
 
 # Listed here rather than as entry points of the own package, so that a checkout that is not installed has them too.
 _BUILT_IN = {
@@ -123,28 +124,70 @@ def engine_names() -> list[str]:
     return list(_sources())
 
 
+def skipped_engines() -> dict[str, str]:
+    """Names that more than one package gives, each with a sentence that says which is used and which is skipped."""
+    return _registry()[1]
+
+
 def load_engine(name: str) -> Engine:
-    """The engine registered as `name`; raises FlowbenchError for an unknown name or one that does not load."""
+    """The engine registered as `name`; FlowbenchError for an unknown name, one that does not load or one that is no engine."""
     sources = _sources()
     if name not in sources:
         raise unknown_name("engine", name, sources)
     source = sources[name]
     module, _, attribute = source.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)()
-    except Exception as error:
+        engine = getattr(importlib.import_module(module), attribute)()
+    except (Exception, SystemExit) as error:
         # A foreign package may raise anything; whatever it is, this engine is the one that does not load.
-        reason = f"{type(error).__name__}: {error}".replace("\n", " ")
-        raise FlowbenchError(f"engine {name!r} does not load from {source!r}: {reason}") from error
+        raise FlowbenchError(f"engine {name!r} does not load from {source!r}: {_in_one_line(error)}") from error
+    lacks = _lacks(engine)
+    if lacks is not None:
+        raise FlowbenchError(f"engine {name!r} from {source!r} is no engine: {lacks}; see flowbench.engine.Engine")
+    return engine
+
+
+def ask(engine: Engine, question: Literal["unavailable", "advice", "unsupported"], *about: Case) -> str | None:
+    """What `engine` answers; FlowbenchError where it raises, or answers with something else than a text or None."""
+    try:
+        answer = getattr(engine, question)(*about)
+    except (Exception, SystemExit) as error:
+        raise FlowbenchError(f"its {question}() raised {_in_one_line(error)}") from error
+    if answer is None or isinstance(answer, str):
+        return answer
+    raise FlowbenchError(f"its {question}() answered {str(answer)[:100]!r}, expected a text or None")
+
+
+def _lacks(engine: object) -> str | None:
+    """What keeps an object from being an engine; None where nothing does."""
+    for name in ("display_name", "library"):
+        text = getattr(engine, name, None)
+        if not isinstance(text, str) or not 0 < len(text) <= _LONGEST_NAME:
+            return f"its {name} is {str(text)[:40]!r}, expected a text of 1 to {_LONGEST_NAME} characters"
+    for name in ("build", "unavailable", "version", "advice", "unsupported"):
+        if not callable(getattr(engine, name, None)):
+            return f"it has no method {name}"
+    if getattr(type(engine), "build", None) is Engine.build:
+        return "it has no method build of its own"
+    return None
+
+
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _sources() -> dict[str, str]:
-    sources = dict(_BUILT_IN)
+    return _registry()[0]
+
+
+def _registry() -> tuple[dict[str, str], dict[str, str]]:
+    """Where each engine comes from; and what is skipped, since its name is taken: one package must not stop all others."""
+    sources, skipped = dict(_BUILT_IN), {}
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
-        if sources.get(point.name, point.value) != point.value:
-            raise FlowbenchError(
-                f"engine {point.name!r} is given twice, by {sources[point.name]!r} and by {point.value!r}: "
+        used = sources.setdefault(point.name, point.value)
+        if used != point.value:
+            skipped[point.name] = (
+                f"engine {point.name!r} is given twice: {used!r} is used, {point.value!r} is skipped; "
                 f"rename one in its package's entry points ({ENTRY_POINT_GROUP})"
             )
-        sources[point.name] = point.value
-    return sources
+    return sources, skipped

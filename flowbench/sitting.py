@@ -21,6 +21,7 @@ from flowbench.progress import ProgressDisplay, duration
 from flowbench.record import store
 from flowbench.record.document import read_document
 from flowbench.record.run import RunDocument
+from flowbench.report.words import counted
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -56,7 +57,8 @@ def dry_run(request: Request, resume: Path | None, command: Sequence[str]) -> st
         f"preset {document.preset}: {PRESETS[document.preset].summary}" if document.preset in PRESETS else "no preset"
     ]
     lines.append(
-        f"{protocol.pairs} pairs x ({protocol.warmup} warm-up + {protocol.steps} timed) steps, {protocol.threads} threads, "
+        f"{counted(protocol.pairs, 'pair')} x ({protocol.warmup} warm-up + {protocol.steps} timed) steps, "
+        f"{counted(protocol.threads, 'thread')}, "
         f"reference: {document.reference or 'none'}"
     )
     done = {(sample.cell, sample.pair) for sample in document.samples}
@@ -64,9 +66,12 @@ def dry_run(request: Request, resume: Path | None, command: Sequence[str]) -> st
     for cell in document.cells:
         missing = sum((cell.key, pair) not in done for pair in range(protocol.pairs))
         total_s += missing * estimate_s(cell, steps)
-        lines.append(f"  {cell.label}: {missing} processes, about {duration(missing * estimate_s(cell, steps))}")
+        lines.append(
+            f"  {cell.label}: {counted(missing, 'process', 'processes')}, about {duration(missing * estimate_s(cell, steps))}"
+        )
     lines += [f"  not measured: {left_out.what}: {left_out.reason}" for left_out in document.not_measured]
-    lines.append(f"{len(document.cells)} cells, about {duration(total_s)} on a quiet machine")
+    lines += [f"  note: {finding.message}" for finding in document.findings if finding.cell is None]
+    lines.append(f"{counted(len(document.cells), 'cell')}, about {duration(total_s)} on a quiet machine")
     return "\n".join(lines)
 
 

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import flowbench
-from flowbench.cell import Cell
-from flowbench.engine import Engine, load_engine
+from flowbench.cell import Case, Cell
+from flowbench.engine import Engine, ask, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.schedule import ORDER
 from flowbench.presets import Preset, default_preset, find_preset
 from flowbench.record import machine as fingerprint
-from flowbench.record.run import Ending, Machine, NotMeasured, Protocol, RunDocument
+from flowbench.record.run import Ending, Finding, Machine, NotMeasured, Protocol, RunDocument
 from flowbench.record.run import Engine as EngineRecord
 from flowbench.record.store import new_run_id
 from flowbench.workload import losses
 from flowbench.workload.data import BATCHES
-from flowbench.workload.models import check_input, describe_model
+from flowbench.workload.models import check_input, describe_model, last_norm_values
 
 # Given as the reference: measure the engines asked for and compare with nothing.
 NO_REFERENCE = "none"
+
+# Batch norm over fewer values magnifies differences of rounding until losses of equal training part.
+_FEW_VALUES = 8
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,12 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
     engines, not_measured = _available(preset)
     cells = []
     for cell in preset.cells(threads):
-        reason = engines[cell.engine].unsupported(cell.case) if cell.engine in engines else None
+        if cell.engine not in engines:
+            continue
+        reason = _why_not(engines[cell.engine], "unsupported", cell.case)
         if reason is not None:
             not_measured.append(NotMeasured(cell.label, reason))
-        elif cell.engine in engines:
+        else:
             cells.append(cell)
     if not cells:
         reasons = "; ".join(f"{left_out.what}: {left_out.reason}" for left_out in not_measured)
@@ -112,7 +118,7 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
         versions=fingerprint.read_versions(),
         cells=tuple(cells),
         samples=(),
-        findings=(),
+        findings=tuple(_notes(cells, machine)),
         not_measured=tuple(not_measured),
         ending=Ending("running", None, None),
     )
@@ -142,7 +148,7 @@ def check_resumable(document: RunDocument, request: Request, source: str) -> Non
     if differences:
         raise FlowbenchError(f"{source} cannot be resumed here (then / now): {'; '.join(differences)}; start a new run")
     for engine in document.engines:
-        reason = load_engine(engine.name).unavailable()
+        reason = _why_not(load_engine(engine.name), "unavailable")
         if reason is not None:
             raise FlowbenchError(f"{source} cannot be resumed here: engine {engine.name}: {reason}")
 
@@ -179,7 +185,7 @@ def _available(preset: Preset) -> tuple[dict[str, Engine], list[NotMeasured]]:
     not_measured = []
     for name in preset.engines:
         engine = load_engine(name)
-        reason = engine.unavailable()
+        reason = _why_not(engine, "unavailable")
         if reason is None:
             engines[name] = engine
         elif name == preset.reference:
@@ -187,6 +193,36 @@ def _available(preset: Preset) -> tuple[dict[str, Engine], list[NotMeasured]]:
         else:
             not_measured.append(NotMeasured(name, reason))
     return engines, not_measured
+
+
+def _why_not(engine: Engine, question: Literal["unavailable", "unsupported"], *about: Case) -> str | None:
+    """The engine's answer; where it has none, that it has none is the reason."""
+    try:
+        return ask(engine, question, *about)
+    except FlowbenchError as error:
+        return str(error)
+
+
+def _notes(cells: Sequence[Cell], machine: Machine) -> Iterator[Finding]:
+    """What is known before anything is measured and may spoil it."""
+    skipped = skipped_engines()
+    for name in dict.fromkeys(cell.engine for cell in cells):
+        if name in skipped:
+            yield Finding("engine", skipped[name], None, None)
+    threads = max(cell.threads for cell in cells)
+    if threads > machine.logical_cores:
+        message = (
+            f"{threads} threads on {machine.logical_cores} logical cores wait for each other: take fewer --threads"
+        )
+        yield Finding("threads", message, None, None)
+    for case in dict.fromkeys(cell.case for cell in cells):
+        values = last_norm_values(case.model, case.input_shape)
+        if values is not None and values < _FEW_VALUES:
+            message = (
+                f"{case.label}: its last batch norm sees {values} values per channel, fewer than {_FEW_VALUES}: losses are "
+                "chaotic there, and cells may be void for numerical reasons alone; take larger images or a larger batch"
+            )
+            yield Finding("few values", message, None, None)
 
 
 def _protocol(preset: Preset, request: Request, threads: int) -> Protocol:

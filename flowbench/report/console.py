@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.markdown import largest_peak
-from flowbench.report.words import details_of, milliseconds, one_line, spread
+from flowbench.report.words import counted, details_of, milliseconds, one_line, spread
 
 _MOST_ROWS = 14
 _MOST_REASONS = 5
@@ -32,8 +32,8 @@ def write(facts: Facts) -> str:
     wanted = {"run", "commit", "GPU" if machine.gpus else "CPU"}
     lines += _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
     lines.append(
-        f"{protocol.pairs} pairs of fresh processes, {protocol.warmup} warm-up and {protocol.steps} timed steps each, "
-        f"{protocol.threads} threads per rank"
+        f"{counted(protocol.pairs, 'pair')} of fresh processes, {protocol.warmup} warm-up and "
+        f"{counted(protocol.steps, 'timed step')} each, {counted(protocol.threads, 'thread')} per rank"
     )
     return "\n".join(lines) + "\n"
 
@@ -51,7 +51,9 @@ def _table(facts: Facts) -> list[str]:
         for columns in (list(zip(row, widths, strict=True)) for row in [heads, *rows])
     ]
     more = len(facts.comparisons) - _MOST_ROWS
-    return [line.rstrip() for line in lines] + ([f"… and {more} more cells: see the other formats"] if more > 0 else [])
+    return [line.rstrip() for line in lines] + (
+        [f"… and {counted(more, 'more cell')}: see the other formats"] if more > 0 else []
+    )
 
 
 def _row(comparison: Comparison) -> list[str]:
@@ -86,11 +88,12 @@ def _summary(facts: Facts) -> Iterator[str]:
     for overall in facts.overall[:3]:
         name = one_line(overall.name, 20)
         if overall.geometric_mean is None:
-            yield f"{name}: no relative speed to {reference}, no cell of {overall.cells} has good pairs"
+            yield f"{name}: no relative speed to {reference}, none of {counted(overall.cells, 'cell')} has good pairs"
         else:
+            alone = "" if overall.most_pairs > 1 else "; one pair only, no interval"
             yield (
                 f"{name}: {overall.geometric_mean:.2f} times {reference}'s speed "
-                f"(geometric mean of {overall.good} of {overall.cells} cells)"
+                f"(geometric mean of {overall.good} of {counted(overall.cells, 'cell')}{alone})"
             )
     yield "ms: median step. relative: reference / subject, above 1 the subject is faster."
     yield "memory: peak resident, subject / reference, below 1 the subject needs less."

@@ -86,12 +86,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Overall:
-    """The geometric mean of a subject's ratios over the `good` ones of all its `cells`."""
+    """The geometric mean of a subject's ratios over the `good` ones of all its `cells`, of which the best has `most_pairs`."""
 
     name: str
     geometric_mean: float | None
     good: int
     cells: int
+    most_pairs: int
 
 
 @dataclass(frozen=True)
@@ -208,8 +209,9 @@ def _memory_ratios(reference: Side, subject: Side) -> dict[str, float]:
 def _overall(comparisons: list[Comparison]) -> Iterable[Overall]:
     for name in dict.fromkeys(comparison.subject.name for comparison in comparisons if comparison.reference):
         own = [comparison for comparison in comparisons if comparison.subject.name == name and comparison.reference]
-        ratios = [comparison.ratio.geometric_mean for comparison in own if comparison.ratio]
-        yield Overall(name, geometric_mean(ratios) if ratios else None, len(ratios), len(own))
+        ratios = [comparison.ratio for comparison in own if comparison.ratio]
+        mean = geometric_mean([ratio.geometric_mean for ratio in ratios]) if ratios else None
+        yield Overall(name, mean, len(ratios), len(own), max((ratio.pairs for ratio in ratios), default=0))
 
 
 def _left_out(document: RunDocument, names: dict[str, str], labels: dict[Case, str]) -> Iterable[NotMeasured]:

@@ -33,6 +33,11 @@ def markdown(text: str, longest: int = 200) -> str:
     return f"`{line}`"
 
 
+def counted(number: int, singular: str, plural: str = "") -> str:
+    """A number with its word: `1 pair`, `2 pairs`."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
 def milliseconds(time_ms: float) -> str:
     """A time with about four digits."""
     return f"{time_ms:.1f}" if time_ms >= 100 else f"{time_ms:.2f}" if time_ms >= 1 else f"{time_ms:.4f}"
@@ -77,8 +82,8 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
     yield (
         "protocol",
         (
-            f"{protocol.pairs} pairs of fresh processes in order {protocol.order}, {protocol.warmup} warm-up and "
-            f"{protocol.steps} timed steps each, {protocol.threads} threads per rank, seed {protocol.seed}, "
+            f"{counted(protocol.pairs, 'pair')} of fresh processes in order {protocol.order}, {protocol.warmup} warm-up and "
+            f"{counted(protocol.steps, 'timed step')} each, {counted(protocol.threads, 'thread')} per rank, seed {protocol.seed}, "
             f"SGD with learning rate {protocol.learning_rate:g} and momentum {protocol.momentum:g}, "
             f"losses equal within {protocol.loss_tolerance:g}"
         ),

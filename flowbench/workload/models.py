@@ -63,17 +63,22 @@ def describe_model(name: str, image_shape: tuple[int, int, int]) -> Model:
 
 def check_input(name: str, input_shape: tuple[int, ...]) -> None:
     """Raise FlowbenchError where `name` cannot be trained on inputs of shape [N, C, H, W]."""
-    batch_size, _, height, width = input_shape
-    if name not in _RESNETS:
-        if name != _LINEAR:
-            raise unknown_name("model", name, model_names())
-        return
-    last = -(-height // 32) * -(-width // 32)
-    if batch_size * last < 2:
+    values = last_norm_values(name, input_shape)
+    if values is not None and values < 2:
         raise FlowbenchError(
             f"{name} on [{', '.join(map(str, input_shape))}]: its last batch norm would see 1 value per channel, "
             "expected at least 2: take a larger batch or images larger than 32x32"
         )
+
+
+def last_norm_values(name: str, input_shape: tuple[int, ...]) -> int | None:
+    """How many values per channel the last batch norm of `name` sees on inputs [N, C, H, W]; None where it has none."""
+    batch_size, _, height, width = input_shape
+    if name == _LINEAR:
+        return None
+    if name not in _RESNETS:
+        raise unknown_name("model", name, model_names())
+    return batch_size * -(-height // 32) * -(-width // 32)
 
 
 class _Layers:

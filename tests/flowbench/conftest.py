@@ -75,7 +75,9 @@ def start(site: Path, repository: Path, tmp_path: Path) -> Iterator[Starter]:
     (tools / "git").chmod(0o755)
     search = f"{tools}{os.pathsep}{os.environ['PATH']}"
 
-    def start_one(*arguments: str, stdout: int | IO[str] = subprocess.PIPE, **environment: str) -> subprocess.Popen[str]:
+    def start_one(
+        *arguments: str, stdout: int | IO[str] = subprocess.PIPE, **environment: str
+    ) -> subprocess.Popen[str]:
         path = os.pathsep.join([str(site), str(repository)])
         process = subprocess.Popen(
             [sys.executable, "-m", "flowbench", *arguments],

@@ -8,6 +8,7 @@ import pytest
 
 from flowbench import doctor
 from flowbench.doctor import Check, Surroundings, disturbance_checks, engine_checks, format_examination, machine_checks
+from flowbench.engine import load_engine
 from flowbench.measure.disturbance import Counters
 from flowbench.record.run import Gpu, Machine
 
@@ -69,6 +70,20 @@ def test_engines_are_listed_with_what_is_wrong_with_them(toys: object, monkeypat
     assert "no ratio" in reference.message
     monkeypatch.setattr(doctor, "engine_names", lambda: ["toy-missing"])
     assert list(engine_checks())[-1].level == "bad"
+
+
+def test_an_engine_that_raises_when_asked_for_advice_is_noted_and_the_others_follow(
+    toys: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> str:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(doctor, "engine_names", lambda: ["toy", "toy-missing"])
+    monkeypatch.setattr(type(load_engine("toy")), "advice", broken)
+    toy, note, missing, _ = engine_checks()
+    assert (toy.level, note.level, missing.level) == ("ok", "note", "note")
+    assert note.message == "its advice() raised ValueError: broken"
+    assert "is not installed" in missing.message
 
 
 def test_it_runs_here() -> None:

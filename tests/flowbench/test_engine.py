@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import flowbench
-from flowbench.engine import engine_names, load_engine
+from flowbench.engine import Engine, engine_names, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 
@@ -35,16 +35,67 @@ def test_an_installed_package_adds_an_engine(toys: Path) -> None:
     assert (Path(__file__).parent / "toy_engine.py").read_text().count("\n") < 60
 
 
-def test_one_name_from_two_packages_is_refused(toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_one_name_from_two_packages_the_foreign_one_is_skipped(
+    toys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     info = tmp_path / "others-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: others\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[flowbench.engines]\ntorch-eager = others:Engine\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        FlowbenchError, match=r"'torch-eager' is given twice, by 'flowbench.engines.torch:TorchEager' and by"
-    ):
-        engine_names()
+    assert load_engine("torch-eager").display_name == "PyTorch"
+    assert list(skipped_engines()) == ["torch-eager"]
+    said = "'flowbench.engines.torch:TorchEager' is used, 'others:Engine' is skipped"
+    assert said in skipped_engines()["torch-eager"]
+    document = plan_run(Request(preset="cpu"), ("test",))
+    assert [finding.kind for finding in document.findings] == ["engine"]
+    assert said in document.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"library": 3}, "is no engine: its library is '3', expected a text"),
+        ({"display_name": ""}, "is no engine: its display_name is ''"),
+        ({"build": None}, "is no engine: it has no method build"),
+        ({"build": Engine.build}, "is no engine: it has no method build of its own"),
+    ],
+)
+def test_what_is_no_engine_is_refused_by_name(
+    parts: dict, said: str, toys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in parts.items():
+        monkeypatch.setattr(type(load_engine("toy")), name, value)
+    with pytest.raises(FlowbenchError, match=f"engine 'toy' from 'toy_engine:ToyEngine' {said}"):
+        load_engine("toy")
+
+
+@pytest.mark.parametrize("question", ["unavailable", "unsupported"])
+def test_an_engine_that_raises_when_asked_is_not_measured(
+    question: str, toys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> str:
+        raise ValueError("broken\non purpose")
+
+    monkeypatch.setattr(type(load_engine("toy")), question, broken)
+    request = Request(
+        preset="smoke", models=("linear",), batch_sizes=(2,), engines=("toy", "flow-eager"), reference="none"
+    )
+    document = plan_run(request, ("test",))
+    assert [cell.engine for cell in document.cells] == ["flow-eager"]
+    (left_out,) = document.not_measured
+    assert left_out.what.endswith("toy")
+    assert left_out.reason == f"its {question}() raised ValueError: broken on purpose"
+
+
+def test_what_may_spoil_a_run_is_noted_before_it() -> None:
+    request = Request(preset="smoke", engines=("flow-eager",), reference="none", threads=9999, batch_sizes=(2, 1))
+    threads, few = plan_run(request, ("test",)).findings
+    assert threads.message.startswith("9999 threads on ")
+    assert few.message.startswith(
+        "resnet18 [1, 3, 64, 64]: its last batch norm sees 4 values per channel, fewer than 8"
+    )
+    assert plan_run(Request(preset="cpu"), ("test",)).findings == ()
 
 
 def test_without_torch_flow_runs_alone_and_there_is_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,15 @@ def test_what_was_not_measured_is_in_every_report(documents: dict[str, RunDocume
         assert "no reference" in report.render(documents["no_reference"], form)
 
 
+def test_one_pair_alone_is_said_beside_the_headline(documents: dict[str, RunDocument]) -> None:
+    whole = documents["two_cells"]
+    first = tuple(sample for sample in whole.samples if sample.pair == 0)
+    alone = dataclasses.replace(whole, samples=first, protocol=dataclasses.replace(whole.protocol, pairs=1))
+    assert "cells; one pair only, no interval)" in report.render(alone)
+    assert "1 pair of fresh processes, " in report.render(alone)
+    assert "one pair only" not in report.render(whole)
+
+
 def test_console_fits_forty_lines(documents: dict[str, RunDocument]) -> None:
     for document in documents.values():
         lines = report.render(document, "console").splitlines()
