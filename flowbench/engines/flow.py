@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-import flowbench
 from flowbench.cell import Case
 from flowbench.engine import Engine, Task, Training
 
@@ -70,8 +69,7 @@ class FlowEager(Engine):
     def version(self) -> str:
         import framework as flow
 
-        # Both packages are one distribution: where Flow does not say its version, it is this one.
-        return str(getattr(flow, "__version__", flowbench.__version__))
+        return flow.__version__
 
     def advice(self) -> str | None:
         import framework as flow
