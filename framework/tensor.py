@@ -39,6 +39,9 @@ class Tensor:
         "views",
     )
 
+    # NumPy's arrays and numbers leave operators with a tensor to the tensor, which keeps the gradient.
+    __array_ufunc__ = None
+
     def __init__(self, array: Array, requires_grad: bool = False, node: Node | None = None, output: int = 0) -> None:
         self.array = array
         self.requires_grad = requires_grad
@@ -96,6 +99,12 @@ class Tensor:
         kind = "" if self.dtype.name == "float32" else f", dtype={self.dtype}"
         tail = f", grad of {self.node!r}" if self.node is not None else ""
         return f"tensor({values}{kind}{tail or (', requires_grad=True' if self.requires_grad else '')})"
+
+    def __format__(self, spec: str) -> str:
+        """As a number's, for one element: `f"{loss:.3f}"`. Without a format, one of more dimensions reads as its repr."""
+        if self.shape and not spec:
+            return str(self)
+        return format(self.item(), spec)
 
     __hash__ = object.__hash__
 

@@ -7,8 +7,15 @@ from framework.tensor import Tensor
 Pair = tuple[int, int]
 
 
+def check_tensor(operation: str, x: Tensor) -> None:
+    """Raises TypeError for what is no tensor, such as a NumPy array."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{operation} takes tensors; got {type(x).__name__}, which flow.tensor() converts")
+
+
 def check_floats(operation: str, first: Tensor, *others: Tensor | None) -> None:
     """Raises TypeError unless all operands are of one floating-point type."""
+    check_tensor(operation, first)
     dtype = first.array.dtype
     fits = dtype.is_floating
     for other in others:
@@ -31,6 +38,7 @@ def pair(name: str, value: int | Pair, *, least: int) -> Pair:
 
 def check_images(operation: str, x: Tensor) -> None:
     """Raises ValueError unless x is shaped [N, C, H, W]."""
+    check_tensor(operation, x)
     if len(x.array.shape) != 4:
         raise ValueError(f"{operation} takes images [N, C, H, W]; got shape {list(x.shape)}")
 

@@ -252,6 +252,11 @@ def equal(a: Operand, b: Operand) -> Tensor:
     return apply(Equal, *with_detached)
 
 
+def not_equal(a: Operand, b: Operand) -> Tensor:
+    """a != b, elementwise, of type bool."""
+    return equal(equal(a, b), 0)
+
+
 def _prepare(kernels: Runtime, a: Any, b: Any) -> tuple[Any, Any, Array]:
     """Both operands in one element type, and a new array for the result."""
     if not isinstance(a, Array):
@@ -272,7 +277,7 @@ def _prepare(kernels: Runtime, a: Any, b: Any) -> tuple[Any, Any, Array]:
 def _number(value: Any, other: Array) -> float:
     if not isinstance(value, int | float | np.number):
         raise TypeError(f"an operand is a tensor or a number, not {type(value).__name__}")
-    if isinstance(value, float) and not other.dtype.is_floating:
+    if isinstance(value, float | np.floating) and not other.dtype.is_floating:
         raise TypeError(f"a {other.dtype.name} tensor meets the float {value}; convert the tensor with .to() first")
     return value
 

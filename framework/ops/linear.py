@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
-from framework.ops.checks import check_floats
+from framework.ops.checks import check_floats, check_tensor
 from framework.ops.elementwise import broadcast_shape, sum_to_shape
 from framework.tensor import Tensor
 from framework.vm.array import Array
@@ -71,6 +71,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x · weightᵀ + bias, with x [N, I], weight [O, I], bias [O]; gives [N, O]."""
+    check_tensor("linear", x)
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(f"linear takes x [N, I] and weight [O, I]; got {list(x.shape)} and {list(weight.shape)}")
     check_floats("linear", x, weight, bias)

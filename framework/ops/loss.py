@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
-from framework.ops.checks import check_floats
+from framework.ops.checks import check_floats, check_tensor
 from framework.tensor import Tensor
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime
@@ -35,6 +35,8 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     Raises ValueError for shapes that do not fit or a target outside [0, C), TypeError for logits that are no floats
     or a target of floats.
     """
+    check_tensor("cross_entropy", logits)
+    check_tensor("cross_entropy", target)
     if logits.ndim != 2 or target.shape != logits.shape[:1]:
         raise ValueError(
             f"cross_entropy takes logits [N, C] and targets [N]; got {list(logits.shape)} and {list(target.shape)}"

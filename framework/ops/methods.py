@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from framework.device import Device
-from framework.dtype import DType
+from framework.dtype import ALL, DType
 from framework.ops import elementwise, inplace, linear, reduction, view
 from framework.tensor import Tensor
 from framework.vm.runtime import runtime
+
+_TYPE_NAMES = {dtype.name for dtype in ALL}
 
 
 def to(a: Tensor, target: DType | Device | str) -> Tensor:
     """a in another element type, or on another device; itself where nothing changes."""
     if isinstance(target, DType):
         return view.convert_to(a, target)
+    if isinstance(target, str) and target in _TYPE_NAMES:
+        raise TypeError(f"to() takes an element type as an object: pass flow.{target}, not {target!r}")
     device = Device(target)
     if device is a.device:
         return a
@@ -24,6 +30,14 @@ def to(a: Tensor, target: DType | Device | str) -> Tensor:
 def _reversed(operation: Any) -> Any:
     return lambda a, b: operation(b, a)
 
+
+def _comparing(operation: Any) -> Any:
+    """`operation` for `==` and `!=`, which know what a tensor can be compared with and leave the rest to Python."""
+    return lambda a, b: operation(a, b) if isinstance(b, _COMPARABLE) else NotImplemented
+
+
+# An array is refused by name: it would otherwise be unequal to every tensor, without a word.
+_COMPARABLE = (Tensor, int, float, np.number, np.ndarray)
 
 METHODS = {
     "__add__": elementwise.add,
@@ -35,11 +49,14 @@ METHODS = {
     "__truediv__": elementwise.divide,
     "__rtruediv__": _reversed(elementwise.divide),
     "__neg__": elementwise.negative,
-    "__eq__": elementwise.equal,
+    "__eq__": _comparing(elementwise.equal),
+    "__ne__": _comparing(elementwise.not_equal),
     "__matmul__": linear.matmul,
+    "__rmatmul__": _reversed(linear.matmul),
     "__iadd__": inplace.add_,
     "__imul__": inplace.mul_,
     "__getitem__": view.index,
+    "__iter__": view.rows,
     "exp": elementwise.exp,
     "log": elementwise.log,
     "sqrt": elementwise.sqrt,

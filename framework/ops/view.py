@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
+from operator import index as as_integer
 from typing import Any
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.dtype import DType
+from framework.ops.checks import check_tensor
 from framework.ops.elementwise import broadcast_shape, convert, sum_to_shape
 from framework.tensor import Tensor
 from framework.vm.array import Array, contiguous_stride
@@ -121,6 +124,7 @@ def reshape(a: Tensor, *shape: Any) -> Tensor:
 
 def flatten(a: Tensor, start_dim: int = 0) -> Tensor:
     """Joins the dimensions from `start_dim` on into one."""
+    check_tensor("flatten", a)
     first = _dimension(a, start_dim) if a.ndim else 0
     return reshape(a, *a.shape[:first], prod(a.shape[first:]))
 
@@ -152,6 +156,13 @@ def expand(a: Tensor, *shape: Any) -> Tensor:
 def index(a: Tensor, key: Any) -> Tensor:
     """The part of a that integers, slices with a positive step, None and `...` pick, as a view."""
     return _as_view(apply(Index, a, key=key), a)
+
+
+def rows(a: Tensor) -> Iterator[Tensor]:
+    """The slices along the first dimension, in order, as views. Raises TypeError for a tensor without dimensions."""
+    if not a.shape:
+        raise TypeError("a 0-d tensor has no rows to go through; item() gives its value")
+    return (index(a, place) for place in range(a.shape[0]))
 
 
 def convert_to(a: Tensor, dtype: DType) -> Tensor:
@@ -207,9 +218,8 @@ def _place(a: Array, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     taken = sum(k is not None and k is not Ellipsis for k in keys)
     if taken > a.ndim:
         raise IndexError(f"{taken} indices for a tensor with {a.ndim} dimensions")
-    if Ellipsis not in keys:
-        keys.append(Ellipsis)
-    at = keys.index(Ellipsis)
+    # By identity: a tensor among the keys would be compared element by element.
+    at = next((place for place, k in enumerate(keys) if k is Ellipsis), len(keys))
     keys[at : at + 1] = [slice(None)] * (a.ndim - taken)
     shape, stride, offset, dim = [], [], 0, 0
     for k in keys:
@@ -225,11 +235,13 @@ def _place(a: Array, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
             shape.append(max(0, -(-(stop - start) // by)))
             stride.append(step * by)
             offset += start * step
-        elif isinstance(k, int):
+        elif hasattr(k, "__index__") and not isinstance(k, bool):
+            k = as_integer(k)
             if not -extent <= k < extent:
                 raise IndexError(f"index {k} of dimension {dim} with {extent} elements")
             offset += (k % extent) * step
         else:
-            raise TypeError(f"an index is an integer, a slice, None or ..., not {type(k).__name__}")
+            way_out = "; int() of a tensor with one element is such an integer" if isinstance(k, Tensor) else ""
+            raise TypeError(f"an index is an integer, a slice, None or ..., not {type(k).__name__}{way_out}")
         dim += 1
     return tuple(shape), tuple(stride), offset

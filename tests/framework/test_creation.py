@@ -182,3 +182,12 @@ def test_tensors_are_hashable_and_compare_elements() -> None:
     x, y = flow.tensor([1.0, 2.0]), flow.tensor([1.0, 3.0])
     assert len({x, y, x}) == 2
     assert (x == y).tolist() == [True, False]
+
+
+def test_formats() -> None:
+    assert f"{flow.tensor(1.5, requires_grad=True):.3f}" == "1.500"
+    assert f"{flow.tensor([[7]]):03d}" == "007"
+    assert f"{flow.tensor(2.5)}" == "2.5"
+    assert f"{flow.tensor([2.5])}" == "tensor([2.5])"
+    with pytest.raises(ValueError, match=r"one element; this one has shape \[2\]"):
+        f"{flow.ones(2):.3f}"

@@ -144,3 +144,27 @@ def test_a_numpy_array_keeps_the_memory_alive() -> None:
     x = flow.zeros(4)
     x.numpy()[1] = 5
     assert x.tolist() == [0, 5, 0, 0]
+
+
+def test_going_through_a_tensor_gives_its_slices_in_order() -> None:
+    x = flow.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    first, second = x
+    assert (first.tolist(), second.tolist()) == ([1, 2], [3, 4])
+    (first * 5 + second * 7).sum().backward()
+    assert x.grad.tolist() == [[5, 5], [7, 7]]
+    assert list(flow.ones(0, 2)) == []
+    with pytest.raises(TypeError, match="a 0-d tensor has no rows"):
+        iter(flow.tensor(5.0))
+
+
+def test_what_is_an_index() -> None:
+    x = flow.tensor([[1, 2], [3, 4]])
+    assert x[np.int64(1)].tolist() == [3, 4]
+    assert x[np.int32(-1), np.uint8(0)].item() == 3
+    for key, name in ((True, "bool"), ((0, False), "bool"), (np.True_, "bool"), (1.0, "float"), ([0], "list")):
+        with pytest.raises(TypeError, match=rf"an index is an integer, a slice, None or ..., not {name}"):
+            x[key]
+    for key in (flow.tensor(1), (0, flow.tensor([1, 1]))):
+        with pytest.raises(TypeError, match=r"not Tensor; int\(\) of a tensor with one element is such an integer"):
+            x[key]
+    assert x[int(flow.tensor(1))].tolist() == [3, 4]
