@@ -34,9 +34,16 @@ class SGD:
             raise TypeError(f"SGD takes an iterable of tensors, such as model.parameters(); got {kinds}")
         if not self.params:
             raise ValueError("SGD got no parameters")
+        places: dict[int, int] = {}
+        for index, parameter in enumerate(self.params):
+            first = places.setdefault(id(parameter), index)
+            if first != index:
+                raise ValueError(
+                    f"SGD got a duplicate parameter: number {index} is number {first} again; give each once"
+                )
         for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
             if not value >= 0:
-                raise ValueError(f"{name} must not be negative; got {value}")
+                raise ValueError(f"{name} must be a number that is not negative; got {value}")
         if nesterov and (momentum == 0 or dampening != 0):
             raise ValueError("nesterov needs a momentum and no dampening")
         self.lr = lr
@@ -85,6 +92,11 @@ class SGD:
         groups: dict[tuple[Device, bool], list[int]] = {}
         for index, parameter in enumerate(self.params):
             if parameter.grad is not None:
+                if parameter.grad.array.shape != parameter.array.shape:
+                    raise ValueError(
+                        f"parameter {index} of shape {list(parameter.shape)} has a grad of shape"
+                        f" {list(parameter.grad.shape)}; they must be the same"
+                    )
                 first = self.momentum != 0 and index not in self._buffers
                 groups.setdefault((parameter.device, first), []).append(index)
         return groups

@@ -110,10 +110,10 @@ def test_a_state_is_a_copy_and_must_fit() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"lr": -0.1}, "lr must not be negative; got -0.1"),
-        ({"lr": float("nan")}, "lr must not be negative; got nan"),
-        ({"lr": 0.1, "momentum": -1}, "momentum must not be negative; got -1"),
-        ({"lr": 0.1, "weight_decay": -1}, "weight_decay must not be negative; got -1"),
+        ({"lr": -0.1}, "lr must be a number that is not negative; got -0.1"),
+        ({"lr": float("nan")}, "lr must be a number that is not negative; got nan"),
+        ({"lr": 0.1, "momentum": -1}, "momentum must be a number that is not negative; got -1"),
+        ({"lr": 0.1, "weight_decay": -1}, "weight_decay must be a number that is not negative; got -1"),
         ({"lr": 0.1, "nesterov": True}, "nesterov needs a momentum and no dampening"),
         (
             {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "nesterov": True},
@@ -141,3 +141,17 @@ def test_its_memory_is_named() -> None:
     x.grad = flow.ones(1 << 19)
     optimizer.step()
     assert any(line.split() == ["2.0", "MiB", "1", "SGD.step"] for line in flow.cpu.memory_summary().splitlines())
+
+
+def test_a_parameter_given_twice_is_refused() -> None:
+    p, q = leaf(1), leaf(1)
+    with pytest.raises(ValueError, match="duplicate parameter: number 2 is number 0 again"):
+        SGD([p, q, p], lr=0.1)
+
+
+def test_a_gradient_of_another_shape_moves_nothing() -> None:
+    p, q = leaf(1, 2), leaf(1, 2)
+    p.grad, q.grad = flow.ones(2), flow.ones(3)
+    with pytest.raises(ValueError, match=r"parameter 1 of shape \[2\] has a grad of shape \[3\]"):
+        SGD([p, q], lr=0.1).step()
+    assert p.tolist() == [1, 2]
