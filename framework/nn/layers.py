@@ -73,9 +73,7 @@ class BatchNorm2d(Module):
         self.register_buffer("num_batches_tracked", Counter())
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        if self.training:
-            self.num_batches_tracked.count()
-        return ops.batch_norm(
+        y = ops.batch_norm(
             x,
             self.running_mean,
             self.running_var,
@@ -87,6 +85,10 @@ class BatchNorm2d(Module):
             residual=residual,
             relu=relu,
         )
+        # Only now: a batch that was refused is not counted.
+        if self.training:
+            self.num_batches_tracked.count()
+        return y
 
     def describe(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,6 +40,15 @@ class Module:
             scope.current = outer
 
     # ---- its parts
+
+    if not TYPE_CHECKING:  # For the checker it would stand for attributes that do not exist.
+
+        def __getattr__(self, name: str) -> Any:
+            # Only reached for what is not there.
+            kind = type(self).__name__
+            if name in ("_parameters", "_buffers", "_modules", "_name"):
+                raise AttributeError(f"{kind}.__init__() has to call super().__init__() before anything else")
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Parameter):

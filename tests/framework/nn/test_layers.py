@@ -125,3 +125,29 @@ def test_batches_are_counted_without_an_instruction_and_seen_by_all_who_look() -
     layer.num_batches_tracked.zero_()
     layer(x.to(flow.float64))
     assert [buffer.item() for name, buffer in layer.named_buffers() if name == "num_batches_tracked"] == [1]
+
+
+def test_a_refused_batch_is_not_counted() -> None:
+    layer = nn.BatchNorm2d(3)
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        layer(flow.ones(1, 3, 1, 1))
+    assert layer.num_batches_tracked.item() == 0
+    layer(flow.ones(2, 3, 1, 1))
+    assert layer.num_batches_tracked.item() == 1
+
+
+ARRAY_REFUSERS = [
+    nn.Conv2d(3, 4, 1), nn.BatchNorm2d(3), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1), nn.ReLU(), nn.Flatten(), nn.Linear(2, 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("layer", ARRAY_REFUSERS, ids=lambda layer: type(layer).__name__)
+def test_an_array_is_refused_by_name(layer: nn.Module) -> None:
+    with pytest.raises(TypeError, match=r"takes tensors; got ndarray, which flow.tensor\(\) converts"):
+        layer(np.ones((2, 3, 2, 2), np.float32))
+
+
+def test_a_loss_of_lists_is_refused_by_name() -> None:
+    for logits, target in (([[1.0]], flow.tensor([0])), (flow.ones(1, 1), [0])):
+        with pytest.raises(TypeError, match="cross_entropy takes tensors; got list"):
+            nn.CrossEntropyLoss()(logits, target)

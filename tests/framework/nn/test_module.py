@@ -176,3 +176,21 @@ def test_repr_shows_the_tree() -> None:
         "  2: Linear(8 -> 2)",
         ")",
     ]
+
+
+def test_a_subclass_that_forgets_the_base_is_told_so() -> None:
+    class Forgetful(nn.Module):
+        def __init__(self, part: object) -> None:
+            self.part = part
+
+    for part in (nn.ReLU(), nn.Parameter(flow.ones(1)), 5):
+        with pytest.raises(AttributeError, match=r"Forgetful.__init__\(\) has to call super\(\).__init__\(\)"):
+            Forgetful(part)
+    with pytest.raises(AttributeError, match="'ReLU' object has no attribute 'weight'"):
+        _ = nn.ReLU().weight
+
+
+def test_an_element_type_by_name_is_refused() -> None:
+    for held in (nn.Linear(2, 2), flow.ones(2)):
+        with pytest.raises(TypeError, match=r"pass flow\.float64, not 'float64'"):
+            held.to("float64")
