@@ -6,39 +6,15 @@ addition; behind one, the result itself tells where the ReLU was open, and the n
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
-
 import numpy as np
 
 from framework.device import cpu
 from framework.dtype import float32
-from framework.kernels.onednn import channelwise, descriptors, elementwise
-from framework.kernels.onednn.library import library, one_thread
-from framework.kernels.onednn.primitive import (
-    DIFF_DST,
-    DIFF_SCALE,
-    DIFF_SHIFT,
-    DIFF_SRC,
-    DST,
-    MEAN,
-    SCALE,
-    SHIFT,
-    SRC,
-    VARIANCE,
-    WORKSPACE,
-    Description,
-    Primitive,
-    describe,
-)
+from framework.kernels.onednn import batch_norm, channelwise, descriptors, elementwise
 from framework.kernels.reference import normalization as reference
 from framework.kernels.table import kernel
 from framework.vm import scratch
 from framework.vm.array import Array
-
-_FORWARD_TRAINING = 64
-_BACKWARD = 128
-_USE_GIVEN_STATISTICS, _USE_SCALE, _USE_SHIFT, _FUSE_RELU = 1, 2, 4, 8
 
 
 def batch_norm_mask_bytes(x: Array, *, has_residual: bool) -> int | None:
@@ -197,10 +173,10 @@ def _normalise(
     """Writes y and mask; mean and variance are read where `given`, else written."""
     fuse_relu = relu and residual is None
     flags = (
-        _USE_GIVEN_STATISTICS * given
-        | _USE_SCALE * (weight is not None)
-        | _USE_SHIFT * (bias is not None)
-        | _FUSE_RELU * fuse_relu
+        batch_norm.USE_GIVEN_STATISTICS * given
+        | batch_norm.USE_SCALE * (weight is not None)
+        | batch_norm.USE_SHIFT * (bias is not None)
+        | batch_norm.FUSE_RELU * fuse_relu
     )
     result = y if y.is_channels_last else _like(x)
     at_mean, at_variance = (_read(mean), _read(variance)) if given else (_target(mean), _target(variance))
@@ -209,7 +185,7 @@ def _normalise(
     if fuse_relu:
         # The pass always writes a mask, also where nobody will read it.
         operands.append(scratch(cpu, x.size // 8) if mask is None else mask)
-    _forward(x.shape, flags, eps)(*[operand.ptr for operand in operands])
+    batch_norm.forward(x.shape, flags, eps)(*[operand.ptr for operand in operands])
     if not given:
         _deliver(mean, at_mean)
         _deliver(variance, at_variance)
@@ -297,14 +273,19 @@ def _differentiate(
     if grad_residual is not None and grad_residual is not gradient:
         elementwise.copy(grad_residual, gradient)
     fuse_relu = relu and not by_result
-    flags = _USE_GIVEN_STATISTICS * given | _USE_SCALE | _USE_SHIFT | _FUSE_RELU * fuse_relu
+    flags = (
+        batch_norm.USE_GIVEN_STATISTICS * given
+        | batch_norm.USE_SCALE
+        | batch_norm.USE_SHIFT
+        | batch_norm.FUSE_RELU * fuse_relu
+    )
     result = grad_x if grad_x is not None and grad_x.is_channels_last else _like(x)
     scale = _ones(mean) if weight is None else _read(weight)
     diff_scale, diff_shift = (_target(grad, mean) for grad in (grad_weight, grad_bias))
     operands = [x, result, gradient, _read(mean), _read(variance), scale, diff_scale, diff_shift]
     if fuse_relu:
         operands.append(mask)
-    _backward(x.shape, flags, eps)(*[operand.ptr for operand in operands])
+    batch_norm.backward(x.shape, flags, eps)(*[operand.ptr for operand in operands])
     _deliver(grad_weight, diff_scale)
     _deliver(grad_bias, diff_shift)
     if grad_x is not None and grad_x is not result:
@@ -358,68 +339,3 @@ def _ones(like: Array) -> Array:
     ones = _vector(like)
     ones.ndarray.fill(1)
     return ones
-
-
-@lru_cache(maxsize=512)
-def _forward(shape: tuple[int, ...], flags: int, eps: float) -> Primitive:
-    layout, channels = descriptors.channels_last(shape), descriptors.vector(shape[1])
-    # oneDNN's kernel halts all its threads several times a call, spinning until the last has come. On a busy machine that
-    # costs a scheduler's slice each time, ten times what the call takes; on a quiet one a second thread saves a third.
-    with one_thread():
-        description = _describe_forward(shape, flags, eps)
-    operands = [(SRC, layout), (DST, layout), (MEAN, channels), (VARIANCE, channels)]
-    if flags & _USE_SCALE:
-        operands.append((SCALE, channels))
-    if flags & _USE_SHIFT:
-        operands.append((SHIFT, channels))
-    if flags & _FUSE_RELU:
-        operands.append((WORKSPACE, description.layout(WORKSPACE)))
-    return Primitive(description, operands)
-
-
-@lru_cache(maxsize=512)
-def _backward(shape: tuple[int, ...], flags: int, eps: float) -> Primitive:
-    layout, channels = descriptors.channels_last(shape), descriptors.vector(shape[1])
-    hint = _describe_forward(shape, flags, eps)
-    description = describe(
-        "batch_normalization_backward",
-        library().engine,
-        _BACKWARD,
-        layout,
-        layout,
-        layout,
-        ctypes.c_float(eps),
-        flags,
-        hint.handle,
-    )
-    if description is None:
-        raise NotImplementedError(f"oneDNN has no backward batch normalisation for {shape}")
-    operands = [
-        (SRC, layout),
-        (DIFF_SRC, layout),
-        (DIFF_DST, layout),
-        (MEAN, channels),
-        (VARIANCE, channels),
-        (SCALE, channels),
-        (DIFF_SCALE, channels),
-        (DIFF_SHIFT, channels),
-    ]
-    if flags & _FUSE_RELU:
-        operands.append((WORKSPACE, description.layout(WORKSPACE)))
-    return Primitive(description, operands)
-
-
-def _describe_forward(shape: tuple[int, ...], flags: int, eps: float) -> Description:
-    layout = descriptors.channels_last(shape)
-    description = describe(
-        "batch_normalization_forward",
-        library().engine,
-        _FORWARD_TRAINING,
-        layout,
-        layout,
-        ctypes.c_float(eps),
-        flags,
-    )
-    if description is None:
-        raise NotImplementedError(f"oneDNN has no batch normalisation for {shape}")
-    return description

@@ -14,7 +14,15 @@ import framework as flow
 from framework.device import cpu
 from framework.dtype import float32, float64, uint8
 from framework.kernels import onednn, reference
-from framework.kernels.onednn import convolution, elementwise, library, matmul, normalization, optimizer, pooling
+from framework.kernels.onednn import (
+    batch_norm,
+    convolution,
+    elementwise,
+    library,
+    matmul,
+    optimizer,
+    pooling,
+)
 from framework.vm import Array, channels_last_stride, runtime
 from tests.framework.kernels import check
 
@@ -67,8 +75,8 @@ def test_no_elementwise_primitive_is_left_to_plain_loops():
         elementwise._relu_backward(size),
         optimizer._scaled_sum(size, 0.9),
         optimizer._blended_sum(size, 0.5, 0.9),
-        normalization._forward((2, 64, 8, 8), 14, 1e-5),
-        normalization._backward((2, 64, 8, 8), 14, 0.0),
+        batch_norm.forward((2, 64, 8, 8), 14, 1e-5),
+        batch_norm.backward((2, 64, 8, 8), 14, 0.0),
         pooling._max_pool(
             _layout(2, 64, 4, 4), _layout(2, 64, 4, 4), _layout(2, 64, 8, 8), (3, 3), (2, 2), (1, 1)
         )._primitive,
