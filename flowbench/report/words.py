@@ -83,8 +83,8 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
         "protocol",
         (
             f"{counted(protocol.pairs, 'pair')} of fresh processes in order {protocol.order}, "
-            f"{protocol.warmup} warm-up and {counted(protocol.steps, 'timed step')} each, {counted(protocol.threads, 'thread')} per rank, "
-            f"seed {protocol.seed}, "
+            f"{protocol.warmup} warm-up and {counted(protocol.steps, 'timed step')} each, "
+            f"{counted(protocol.threads, 'thread')} per rank, seed {protocol.seed}, "
             f"SGD with learning rate {protocol.learning_rate:g} and momentum {protocol.momentum:g}, "
             f"losses equal within {protocol.loss_tolerance:g}"
         ),
