@@ -1,4 +1,8 @@
-"""oneDNN's own batch normalisation: its primitives, made once for each shape."""
+"""oneDNN's own batch normalisation: its primitives, made once for each shape.
+
+Forward they are given the statistics: finding them, oneDNN's kernel would halt all its threads several times, spinning until
+the last has come, which costs a busy machine a scheduler's slice each time.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import ctypes
 from functools import lru_cache
 
 from framework.kernels.onednn import descriptors
-from framework.kernels.onednn.library import library, one_thread
+from framework.kernels.onednn.library import library
 from framework.kernels.onednn.primitive import (
     DIFF_DST,
     DIFF_SCALE,
@@ -32,10 +36,7 @@ _BACKWARD = 128
 @lru_cache(maxsize=512)
 def forward(shape: tuple[int, ...], flags: int, eps: float) -> Primitive:
     layout, channels = descriptors.channels_last(shape), descriptors.vector(shape[1])
-    # oneDNN's kernel halts all its threads several times a call, spinning until the last has come. On a busy machine that
-    # costs a scheduler's slice each time, ten times what the call takes; on a quiet one a second thread saves a third.
-    with one_thread():
-        description = _describe_forward(shape, flags, eps)
+    description = _describe_forward(shape, flags, eps)
     operands = [(SRC, layout), (DST, layout), (MEAN, channels), (VARIANCE, channels)]
     if flags & USE_SCALE:
         operands.append((SCALE, channels))

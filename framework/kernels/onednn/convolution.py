@@ -118,11 +118,9 @@ def _layout(array: Array) -> Layout:
 @lru_cache(maxsize=512)
 def _forward(y: Layout, x: Layout, weight: Layout, has_bias: bool, geometry: Geometry) -> Computation | None:
     source, target = descriptors.channels_last(x[0]), descriptors.channels_last(y[0])
-    description = _first_compiled(
-        _describe_forward(source, target, layout, weight[0][0] if has_bias else None, geometry)
-        for layout in _forward_weights(weight[0], geometry)
-    )
-    if description is None:
+    bias = weight[0][0] if has_bias else None
+    description = _describe_forward(source, target, _free_weight(weight[0], geometry), bias, geometry)
+    if description is None or description.is_reference:
         return None
     operands = [
         Operand(DST, descriptors.activation(*y), is_output=True),
@@ -212,15 +210,12 @@ def _layouts_for_weight_gradient(
     return source, descriptors.blocked_channels(grad_y)
 
 
-def _forward_weights(weight: Shape, geometry: Geometry) -> list[Descriptor]:
-    """The layouts of the weights to try in turn: for 1×1 kernels blocks of 8×8 are faster than what oneDNN would choose."""
-    free = _free_weight(weight, geometry)
-    is_pointwise = weight[2:] == (1, 1) and geometry[3] == 1
-    return [descriptors.blocked_weights(weight), free] if is_pointwise else [free]
-
-
 def _backward_weights(weight: Shape, grad_y: Shape, geometry: Geometry) -> list[Descriptor]:
-    """As `_forward_weights`, for the gradient of the input: under a stride, and for the smallest images."""
+    """The layouts of the weights to try in turn: blocks of 8×8 are faster than oneDNN's choice for some shapes.
+
+    Those are 1×1 kernels under a stride, and the smallest images. (Forward they would be faster for 1×1 kernels too, but they
+    add up in an order that is less exact.)
+    """
     free = _free_weight(weight, geometry)
     stride, _, _, groups = geometry
     is_strided_pointwise = weight[2:] == (1, 1) and stride != (1, 1)

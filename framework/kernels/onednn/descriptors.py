@@ -12,7 +12,7 @@ _MAX_DIMENSIONS = 12
 _TYPES = {"float32": 3, "int32": 4, "uint8": 6}
 # Format tags by oneDNN's letters: `a` is the first dimension, the order is that in memory, `8b` a block of 8.
 _ANY, _ACDB, _BLOCKED_CHANNELS = 1, 22, 102
-_BLOCKED_WEIGHTS, _BLOCKED_WEIGHTS_TRANSPOSED = 107, 100
+_BLOCKED_WEIGHTS_TRANSPOSED = 100
 
 Dimensions = ctypes.c_int64 * _MAX_DIMENSIONS
 
@@ -71,11 +71,6 @@ def channels_last(shape: tuple[int, ...], dtype: str = "float32") -> Descriptor:
 def blocked_channels(shape: tuple[int, ...]) -> Descriptor:
     """[N, C, H, W] lying in blocks of 8 channels, [N, C/8, H, W, 8] in memory: AVX2's own layout."""
     return _tagged(shape, _BLOCKED_CHANNELS)
-
-
-def blocked_weights(shape: tuple[int, ...]) -> Descriptor:
-    """Weights [O, I, h, w] in blocks of 8 inputs by 8 outputs, [O/8, I/8, h, w, 8, 8] in memory."""
-    return _tagged(shape, _BLOCKED_WEIGHTS)
 
 
 def blocked_weights_transposed(shape: tuple[int, ...]) -> Descriptor:

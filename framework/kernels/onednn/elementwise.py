@@ -101,11 +101,6 @@ def _add(size: int) -> Primitive:
     return _binary(size, ADD)
 
 
-def product(size: int) -> Primitive:
-    """out = a · b for rows of `size`, called with the addresses of a, b and out."""
-    return _binary(size, MULTIPLY)
-
-
 @lru_cache(maxsize=512)
 def _add_relu(size: int) -> Primitive:
     row = descriptors.vector(size)

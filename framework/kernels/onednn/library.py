@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
@@ -142,18 +140,6 @@ def set_num_threads(count: int) -> None:
 def get_num_threads() -> int:
     """The number of threads that a kernel called from this thread uses at most."""
     return int(library().openmp.omp_get_max_threads())
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """What is described to oneDNN inside, it will do on the calling thread alone."""
-    openmp = library().openmp
-    before = openmp.omp_get_max_threads()
-    openmp.omp_set_num_threads(1)
-    try:
-        yield
-    finally:
-        openmp.omp_set_num_threads(before)
 
 
 @lru_cache(maxsize=1)

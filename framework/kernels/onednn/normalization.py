@@ -48,15 +48,12 @@ def batch_norm_train(
             eps=eps, momentum=momentum, relu=relu,
         )  # fmt: skip
         return
-    # With a ReLU alone, oneDNN's own kernel does all in one go; otherwise it is faster in parts.
-    statistics = None if relu and residual is None else channelwise.mean_and_variance(x)
-    if statistics is None:
-        # oneDNN writes the variance where the caller wants 1/√(variance + eps).
-        _normalise(y, mean, inv_std, mask, x, weight, bias, residual, eps, relu, given=False)
-        batch_mean, variance = mean.ndarray, inv_std.ndarray.astype(np.float64)
+    batch_mean, variance = channelwise.mean_and_variance(x)
+    # Until the end, inv_std holds the variance, which is what oneDNN works with.
+    mean.ndarray[...], inv_std.ndarray[...] = batch_mean, variance
+    if mask is not None:
+        _normalise_with_mask(y, mean, inv_std, mask, x, weight, bias, eps)
     else:
-        batch_mean, variance = statistics
-        mean.ndarray[...] = batch_mean
         _scale(y, x, batch_mean, variance, weight, bias, residual, eps, relu=relu)
     if relu:
         _restore_nan(y, batch_mean, variance, weight, bias, residual)
@@ -87,7 +84,7 @@ def batch_norm_eval(
     if mask is None:
         _scale(y, x, running_mean.ndarray, running_var.ndarray, weight, bias, residual, eps, relu=relu)
     else:
-        _normalise(y, running_mean, running_var, mask, x, weight, bias, residual, eps, relu, given=True)
+        _normalise_with_mask(y, running_mean, running_var, mask, x, weight, bias, eps)
     if relu:
         _restore_nan(y, running_mean.ndarray, running_var.ndarray, weight, bias, x, residual)
 
@@ -121,7 +118,7 @@ def batch_norm_backward(
         grad_y = total
     # oneDNN takes 1/√(variance + eps) itself: with eps = 0 it finds what the caller gave.
     variance = _vector(mean)
-    np.power(inv_std.ndarray, -2, out=variance.ndarray)
+    variance.ndarray[...] = inv_std.ndarray.astype(np.float64) ** -2
     _differentiate(
         grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, mean, variance, mask,
         0.0, relu, given=False,
@@ -157,40 +154,27 @@ def batch_norm_eval_backward(
         )  # fmt: skip
 
 
-def _normalise(
+def _normalise_with_mask(
     y: Array,
     mean: Array,
     variance: Array,
-    mask: Array | None,
+    mask: Array,
     x: Array,
     weight: Array | None,
     bias: Array | None,
-    residual: Array | None,
     eps: float,
-    relu: bool,
-    given: bool,
 ) -> None:
-    """Writes y and mask; mean and variance are read where `given`, else written."""
-    fuse_relu = relu and residual is None
+    """Writes y, behind a ReLU, and in the same pass mask."""
     flags = (
-        batch_norm.USE_GIVEN_STATISTICS * given
+        batch_norm.USE_GIVEN_STATISTICS
         | batch_norm.USE_SCALE * (weight is not None)
         | batch_norm.USE_SHIFT * (bias is not None)
-        | batch_norm.FUSE_RELU * fuse_relu
+        | batch_norm.FUSE_RELU
     )
     result = y if y.is_channels_last else _like(x)
-    at_mean, at_variance = (_read(mean), _read(variance)) if given else (_target(mean), _target(variance))
-    operands = [x, result, at_mean, at_variance]
-    operands += [_read(vector) for vector in (weight, bias) if vector is not None]
-    if fuse_relu:
-        # The pass always writes a mask, also where nobody will read it.
-        operands.append(scratch(cpu, x.size // 8) if mask is None else mask)
+    vectors = [_read(vector) for vector in (mean, variance, weight, bias) if vector is not None]
+    operands = [x, result, *vectors, mask]
     batch_norm.forward(x.shape, flags, eps)(*[operand.ptr for operand in operands])
-    if not given:
-        _deliver(mean, at_mean)
-        _deliver(variance, at_variance)
-    if residual is not None:
-        elementwise.add_relu(result, _channels_last(residual), relu=relu)
     if result is not y:
         elementwise.copy(y, result)
 
