@@ -197,12 +197,6 @@ class CachingAllocator:
         used = [b for segment in self._segments for b in _chain(segment) if b.in_use]
         return sorted(used, key=lambda b: (-b.nbytes, b.ptr))
 
-    def largest_free(self) -> int:
-        """The size in bytes of the largest free block."""
-        with self._lock:
-            self._join_kept()
-            return self._large[-1][0] if self._large else 0
-
     # ---- taking
 
     def _take(self, nbytes: int, *, frugal: bool = False) -> Block | None:

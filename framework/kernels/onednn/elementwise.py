@@ -30,7 +30,7 @@ from framework.kernels.table import kernel
 from framework.vm.array import Array, dense_stride_like
 
 ADD, MULTIPLY = 0x1FFF0, 0x1FFF1
-_RELU, _RELU_FROM_RESULT = 32, 256
+_RELU_FROM_RESULT = 256
 _FORWARD_TRAINING = 64
 # Below this NumPy's one thread is done before two have been called.
 _SMALL = 8192
@@ -70,12 +70,6 @@ def copy(out: Array, a: Array) -> None:
         _copy_strided(a.shape, a.stride, out.stride)(a.ptr, out.ptr)
 
 
-def add_relu(total: Array, other: Array, *, relu: bool) -> None:
-    """total = act(total + other) for two arrays that lie alike."""
-    size = total.size
-    (_add_relu if relu else _add)(size)(total.ptr, other.ptr, total.ptr)
-
-
 def is_row(out: Array, *others: Array) -> bool:
     """Whether all lie alike and densely, are float32, and are worth two threads."""
     shape, stride = out.shape, out.stride
@@ -95,17 +89,6 @@ def _is_dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
 def _binary(size: int, operation: int) -> Primitive:
     row = descriptors.vector(size)
     return binary(operation, row, row, row)
-
-
-def _add(size: int) -> Primitive:
-    return _binary(size, ADD)
-
-
-@lru_cache(maxsize=512)
-def _add_relu(size: int) -> Primitive:
-    row = descriptors.vector(size)
-    relu_after = Attributes().then_eltwise(_RELU, 0.0, 0.0)
-    return binary(ADD, row, row, row, relu_after)
 
 
 def binary(

@@ -1,7 +1,7 @@
-"""Batch normalisation by oneDNN, with the ReLU in the same pass and the residual addition in a second one.
+"""Batch normalisation by oneDNN: first the statistics, then one pass with the residual addition and the ReLU.
 
-The mask of a ReLU without a residual is oneDNN's own: one bit an element. oneDNN on a CPU does not fuse a residual
-addition; behind one, the result itself tells where the ReLU was open, and the next layer keeps it anyway.
+The mask of a ReLU without a residual is oneDNN's own: one bit an element. Its kernel does not add a residual on a CPU; behind
+one, the result itself tells where the ReLU was open, and the next layer keeps it anyway.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from framework.dtype import float32, float64, uint8
 from framework.kernels import onednn, reference
 from framework.kernels.onednn import (
     batch_norm,
+    channelwise,
     convolution,
     elementwise,
     library,
@@ -70,8 +71,9 @@ def test_no_convolution_of_a_resnet_is_left_to_plain_loops():
 def test_no_elementwise_primitive_is_left_to_plain_loops():
     size = 4096
     made = [
-        elementwise._add(size),
-        elementwise._add_relu(size),
+        elementwise._binary(size, elementwise.ADD),
+        channelwise._scaled((2, 64, 8, 8), True, True),
+        channelwise._squared_distance((2, 64, 8, 8)),
         elementwise._relu_backward(size),
         optimizer._scaled_sum(size, 0.9),
         optimizer._blended_sum(size, 0.5, 0.9),
