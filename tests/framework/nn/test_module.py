@@ -137,7 +137,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_copied() -> None:
 
 def test_a_state_without_the_counter_of_batches_loads() -> None:
     module = nn.BatchNorm2d(2)
-    module.load_state_dict({name: t for name, t in module.state_dict().items() if name != "num_batches_tracked"})
+    state = {name: t for name, t in module.state_dict().items() if name != "num_batches_tracked"}
+    module.load_state_dict({**state, "weight": np.array([3.0, 4.0], np.float32)})
+    assert module.weight.tolist() == [3, 4]
+    assert module.state_dict()["num_batches_tracked"].item() == 0
 
 
 def test_apply_goes_inside_first() -> None:
