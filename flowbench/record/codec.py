@@ -41,12 +41,13 @@ class Limit:
         if self.maximum is not None and value > self.maximum:
             raise CodecError(path, describe(value), f"at most {self.maximum:g}")
         if self.max_length is not None and len(value) > self.max_length:
-            raise CodecError(path, f"{len(value)} characters", f"at most {self.max_length}")
+            what = "characters" if isinstance(value, str) else "entries"
+            raise CodecError(path, f"{len(value)} {what}", f"at most {self.max_length}")
 
-    def schema(self) -> dict[str, Any]:
-        """The bounds in JSON schema's words."""
+    def schema(self, of: dict[str, Any]) -> dict[str, Any]:
+        """The bounds in JSON schema's words, for a value of the schema `of`."""
         words = {"minimum": self.minimum, "maximum": self.maximum, "exclusiveMinimum": self.above}
-        words |= {"maxLength": self.max_length}
+        words |= {"maxItems" if of.get("type") == "array" else "maxLength": self.max_length}
         return {word: bound for word, bound in words.items() if bound is not None}
 
 
@@ -101,7 +102,7 @@ def schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if origin is typing.Annotated:
         bounded = schema(arguments[0], definitions)
         for limit in arguments[1:]:
-            bounded |= limit.schema()
+            bounded |= limit.schema(bounded)
         return bounded
     if origin in (Union, types.UnionType):
         return {"anyOf": [schema(argument, definitions) for argument in arguments]}
@@ -132,6 +133,16 @@ def _hints(record: type) -> dict[str, Any]:
     return typing.get_type_hints(record, include_extras=True)
 
 
+@functools.cache
+def _required(record: Any) -> list[str]:
+    """The keys that have to be there: all but those that came later, whose field has a default."""
+    return [
+        field.name
+        for field in dataclasses.fields(record)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+
+
 def _decode_record(record: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise CodecError(path, describe(value), f"an object ({record.__name__})")
@@ -139,10 +150,10 @@ def _decode_record(record: Any, value: Any, path: str) -> Any:
     for key in value:
         if key not in hints:
             raise CodecError(f"{path}.{key[:60]}", "an unknown key", "one of " + ", ".join(hints))
-    for key in hints:
+    for key in _required(record):
         if key not in value:
             raise CodecError(f"{path}.{key}", "nothing", f"this key of {record.__name__}")
-    decoded = {key: decode(hint, value[key], f"{path}.{key}") for key, hint in hints.items()}
+    decoded = {key: decode(hint, value[key], f"{path}.{key}") for key, hint in hints.items() if key in value}
     try:
         return record(**decoded)
     except CodecError as error:
@@ -172,6 +183,6 @@ def _record_schema(record: Any, definitions: dict[str, Any]) -> dict[str, Any]:
         "type": "object",
         "description": (record.__doc__ or "").strip().split("\n\n")[0].replace("\n", " "),
         "properties": {key: schema(hint, definitions) for key, hint in _hints(record).items()},
-        "required": list(_hints(record)),
+        "required": _required(record),
         "additionalProperties": False,
     }

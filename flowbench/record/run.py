@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from flowbench.cell import Case, Cell, Count, Name
 from flowbench.record.codec import CodecError, Limit, describe
+from flowbench.record.profile import Profile
 
 # A step of less than a nanosecond or of more than eleven days was not measured: the clock or the file is wrong.
 Milliseconds = Annotated[float, Limit(above=0, minimum=1e-6, maximum=1e9)]
@@ -197,6 +198,7 @@ class RunDocument:
     findings: tuple[Finding, ...]
     not_measured: tuple[NotMeasured, ...]
     ending: Ending
+    profiles: tuple[Profile, ...] = ()
 
     def __post_init__(self) -> None:
         keys = [cell.key for cell in self.cells]
@@ -215,6 +217,13 @@ class RunDocument:
             if finding.cell is not None and finding.cell not in self.by_key:
                 raise CodecError(
                     f"$.findings[{index}].cell", describe(finding.cell), "the key of a cell of this document"
+                )
+
+        _unique("$.profiles", [f"{profile.cell}, {profile.side or 'one side'}" for profile in self.profiles])
+        for index, profile in enumerate(self.profiles):
+            if profile.cell not in self.by_key:
+                raise CodecError(
+                    f"$.profiles[{index}].cell", describe(profile.cell), "the key of a cell of this document"
                 )
 
     def _check_sample(self, sample: Sample, path: str) -> None:

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowbench.cell import Case, Cell
+from flowbench.record import codec
 from flowbench.record.document import DocumentError, document_schema, document_text, parse_document, read_document
+from flowbench.record.profile import MOST_OPS, MemoryPoint, Profile, ProfiledOp, ProfiledTensor
 from flowbench.record.run import (
     Ending,
     Engine,
@@ -225,6 +227,53 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_document(tmp_path / "none.json")
     with pytest.raises(DocumentError, match="Is a directory"):
         read_document(tmp_path)
+
+
+PROFILE = Profile(
+    cell=ONE.key,
+    side=None,
+    step_ms=12.5,
+    ops_ms=11.5,
+    ops=(ProfiledOp("conv2d", "float32[4, 64, 56, 56]", "layer1.0.conv1", 3, 7.5),),
+    peak_bytes=3000,
+    peak_at_ms=6.25,
+    tensors=(ProfiledTensor("conv2d", "float32[4, 64, 56, 56]", "layer1.0.conv1", 2, 2000),),
+    timeline=(MemoryPoint(0.0, 1000), MemoryPoint(6.25, 3000), MemoryPoint(12.5, 1000)),
+    missing=(),
+)
+
+
+def test_a_profile_is_kept_and_a_document_from_before_there_were_any_is_read() -> None:
+    document = replace(make(), profiles=(PROFILE, replace(PROFILE, side="base")))
+    text = document_text(document)
+    assert parse_document(text) == document
+    jsonschema.Draft202012Validator(document_schema()).validate(json.loads(text))
+    older = json.loads(TEXT)
+    del older["profiles"]
+    assert parse_document(json.dumps(older)) == make()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"cell": "other"}, "at $.profiles[0].cell: given 'other', expected the key of a cell"),
+        ({"ops": PROFILE.ops * (MOST_OPS + 1)}, "at $.profiles[0].ops: given 21 entries, expected at most 20"),
+        ({"timeline": PROFILE.timeline[::-1]}, "at $.profiles[0].timeline: given points out of order"),
+        (
+            {"peak_at_ms": None},
+            "at $.profiles[0].peak_at_ms: given null, expected a time exactly where there is a peak",
+        ),
+    ],
+)
+def test_a_profile_that_cannot_be_is_refused(changes: dict[str, object], said: str) -> None:
+    tree = json.loads(document_text(replace(make(), profiles=(PROFILE,))))
+    tree["profiles"][0] |= json.loads(json.dumps({name: codec.encode(value) for name, value in changes.items()}))
+    assert said in refused(json.dumps(tree))
+
+
+def test_two_profiles_of_one_side_are_refused() -> None:
+    with pytest.raises(codec.CodecError, match=r"at \$.profiles: given .* twice, expected each once"):
+        replace(make(), profiles=(PROFILE, PROFILE))
 
 
 JSON = st.recursive(
