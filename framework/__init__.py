@@ -1,6 +1,6 @@
 """Flow: a small eager deep-learning framework. Use it as `import framework as flow`."""
 
-from framework import backends, cpu, cuda, models, nn, optim
+from framework import backends, cpu, cuda, distributed, models, nn, optim
 from framework.autograd import enable_grad, is_grad_enabled, no_grad
 from framework.creation import arange, empty, from_numpy, full, ones, rand, randn, tensor, zeros, zeros_like
 from framework.device import Device as device
@@ -47,6 +47,7 @@ __all__ = [
     "cpu",
     "cuda",
     "device",
+    "distributed",
     "divide",
     "empty",
     "enable_grad",

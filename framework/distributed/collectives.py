@@ -1,0 +1,251 @@
+"""What ranks do together, on tensors: each function is called by every rank of the group, in the same order.
+
+A collective is an instruction like any other: it runs on the communication stream of the tensor's device, after what wrote the
+tensor, and what reads it later waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from framework.device import Device, cpu
+from framework.distributed.group import ProcessGroup
+from framework.distributed.reduction import check_operation
+from framework.distributed.work import Work
+from framework.distributed.world import Group, world
+from framework.dtype import uint8
+from framework.kernels.table import Kernel, kernel
+from framework.tensor import Tensor
+from framework.vm.array import Array, contiguous_stride
+from framework.vm.instruction import Instruction
+from framework.vm.machine import machine
+from framework.vm.runtime import runtime
+from framework.vm.stream import Stream
+
+
+def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None, async_op: bool = False) -> Work | None:
+    """Replaces `tensor` on every rank by the sum, avg, min or max over all ranks; every rank gets the same bits.
+
+    With `async_op` it returns at once, with a handle to wait for.
+    """
+    group = group or world().everyone
+    check_operation(op, tensor.dtype)
+    call = _Call(group, tensor.device)
+    array = call.inout(tensor.array)
+    return call.issue(_all_reduce, (array,), async_op, op=op)
+
+
+def broadcast(tensor: Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
+    """Replaces `tensor` on every rank by that of rank `src` (its number in the world)."""
+    group = group or world().everyone
+    call = _Call(group, tensor.device)
+    array = call.inout(tensor.array)
+    return call.issue(_broadcast, (array,), async_op, src=group.index(src))
+
+
+def all_gather(
+    out: Tensor | Sequence[Tensor], tensor: Tensor, group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Puts the tensors of all ranks into `out`: a list with one for each, or a tensor that has them one behind the other.
+
+    All have the shape and the type of `tensor`.
+    """
+    group = group or world().everyone
+    call = _Call(group, tensor.device)
+    joined = call.pieces(out, tensor, written=True)
+    return call.issue(_all_gather, (joined, call.input(tensor.array)), async_op)
+
+
+def reduce_scatter(
+    out: Tensor, tensor: Tensor | Sequence[Tensor], op: str = "sum", group: Group | None = None, async_op: bool = False
+) -> Work | None:
+    """Reduces over the ranks and gives each its piece: rank r the r-th of a list, or of a tensor cut into equal pieces."""
+    group = group or world().everyone
+    check_operation(op, out.dtype)
+    call = _Call(group, out.device)
+    joined = call.pieces(tensor, out, written=False)
+    return call.issue(_reduce_scatter, (call.output(out.array), joined), async_op, op=op)
+
+
+def barrier(group: Group | None = None, async_op: bool = False, device: Device | str = cpu) -> Work | None:
+    """Returns when every rank of the group has come to it, and has done what it issued to `device` before."""
+    call = _Call(group or world().everyone, Device(device))
+    work = call.issue(_barrier, (call.token(),), True)
+    assert work is not None
+    if async_op:
+        return work
+    machine.synchronize(call.device)
+    work.wait()
+    return None
+
+
+def send(tensor: Tensor, dst: int, group: Group | None = None, async_op: bool = False) -> Work | None:
+    """Sends `tensor` to rank `dst` (its number in the world), which calls `recv` with one of that shape and type.
+
+    It may return before the tensor was received, but need not: let one of two ranks that exchange tensors receive first.
+    """
+    group = group or world().everyone
+    call = _Call(group, tensor.device)
+    array = call.input(tensor.array)
+    return call.issue(_send, (call.token(), array), async_op, dst=call.peer(dst))
+
+
+def recv(tensor: Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
+    """Receives what rank `src` sends into `tensor`."""
+    group = group or world().everyone
+    call = _Call(group, tensor.device)
+    array = call.output(tensor.array)
+    return call.issue(_recv, (array,), async_op, src=call.peer(src))
+
+
+def communication_stream(device: Device) -> Stream | None:
+    """The stream that collectives of a device are issued to; None for its first one."""
+    stream: Stream | None = getattr(runtime(device), "communication", None)
+    return stream
+
+
+class _Call:
+    """One collective in the making: its operands laid out densely, then issued with what copies them there and back."""
+
+    def __init__(self, group: Group, device: Device) -> None:
+        self.group = group
+        self.device = device
+        self._runtime = runtime(device)
+        self._backend = group.on(device)
+        self._stream = communication_stream(device)
+        self._before: list[tuple[Array, Array]] = []
+        self._after: list[tuple[Array, Array]] = []
+
+    def input(self, array: Array) -> Array:
+        """What to read in place of `array`."""
+        return self._dense(array, read=True, written=False)
+
+    def output(self, array: Array) -> Array:
+        """What to write in place of `array`."""
+        return self._dense(array, read=False, written=True)
+
+    def inout(self, array: Array) -> Array:
+        """What to read and write in place of `array`."""
+        return self._dense(array, read=True, written=True)
+
+    def token(self) -> Array:
+        """One element, for an instruction that writes nothing else."""
+        return self._runtime.full((1,), 0, uint8)
+
+    def pieces(self, given: Tensor | Sequence[Tensor], like: Tensor, *, written: bool) -> Array:
+        """A dense array with one piece like `like` for each rank, standing for a tensor or a list of them."""
+        size = self.group.size
+        if isinstance(given, Tensor):
+            _check(given, like, "it", elements=size * like.numel())
+            return self.output(given.array) if written else self.input(given.array)
+        if len(given) != size:
+            raise ValueError(f"{len(given)} tensors for the {size} ranks of group {self.group.name}; each has one")
+        joined = self._runtime.empty((size, *like.shape), like.dtype)
+        steps = contiguous_stride(joined.shape)
+        for rank, tensor in enumerate(given):
+            _check(tensor, like, f"tensor {rank}", shape=like.shape)
+            piece = joined.view(like.shape, steps[1:], rank * like.numel())
+            if written:
+                self._after.append((tensor.array, piece))
+            else:
+                self._before.append((piece, tensor.array))
+        return joined
+
+    def peer(self, rank: int) -> int:
+        """The number within the group of the rank to send to or receive from."""
+        number = self.group.index(rank)
+        if number == self.group.rank:
+            raise ValueError(f"rank {rank} cannot send to itself, nor receive from itself")
+        return number
+
+    def issue(self, kernel_: Kernel, operands: tuple[Array, ...], async_op: bool, **attributes: Any) -> Work | None:
+        """Issues it; returns its handle, or None when it is done (on a CUDA device: when it is under way)."""
+        on_device = self.device.type != "cpu"
+        instruction = Instruction(kernel_, operands, attributes)
+        work = Work(f"{instruction!r} of group {self.group.name}", on_device)
+        attributes |= {"group": self._backend, "work": work}
+        for target, source in self._before:
+            self._copy(target, source)
+        machine.issue(instruction, self._stream)
+        for target, source in self._after:
+            self._copy(target, source)
+        stream = self._stream or self._runtime.compute
+        work.issued(stream.mark(), self._backend.check)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _dense(self, array: Array, *, read: bool, written: bool) -> Array:
+        if array.is_contiguous:
+            return array
+        dense = self._runtime.empty(array.shape, array.dtype)
+        if read:
+            self._before.append((dense, array))
+        if written:
+            self._after.append((array, dense))
+        return dense
+
+    def _copy(self, target: Array, source: Array) -> None:
+        # The host's own kernel takes no bfloat16.
+        copy = _copy_bits if self.device is cpu else self._runtime.table.kernels["copy"]
+        machine.issue(Instruction(copy, (target, source), {}), self._stream)
+
+
+def _check(
+    tensor: Tensor, like: Tensor, which: str, *, shape: tuple[int, ...] | None = None, elements: int | None = None
+) -> None:
+    """Raises ValueError unless the tensor has the type and device of `like`, and the given shape or number of elements."""
+    fits = tensor.shape == shape if shape is not None else tensor.numel() == elements
+    if not fits or tensor.dtype is not like.dtype or tensor.device is not like.device:
+        wanted = f"shape {list(shape)}" if shape is not None else f"{elements} elements in all"
+        raise ValueError(
+            f"{which} is of shape {list(tensor.shape)}, {tensor.dtype}, on {tensor.device}; it has to be of {wanted},"
+            f" {like.dtype}, on {like.device}"
+        )
+
+
+# ---- the instructions
+
+
+@kernel(outputs=1)
+def _all_reduce(array: Array, *, group: ProcessGroup, work: Work, op: str) -> None:
+    work.perform(lambda: group.all_reduce(array, op))
+
+
+@kernel(outputs=1)
+def _broadcast(array: Array, *, group: ProcessGroup, work: Work, src: int) -> None:
+    work.perform(lambda: group.broadcast(array, src))
+
+
+@kernel(outputs=1)
+def _all_gather(out: Array, array: Array, *, group: ProcessGroup, work: Work) -> None:
+    work.perform(lambda: group.all_gather(out, array))
+
+
+@kernel(outputs=1)
+def _reduce_scatter(out: Array, array: Array, *, group: ProcessGroup, work: Work, op: str) -> None:
+    work.perform(lambda: group.reduce_scatter(out, array, op))
+
+
+@kernel(outputs=1)
+def _barrier(token: Array, *, group: ProcessGroup, work: Work) -> None:
+    work.perform(lambda: group.barrier(token))
+
+
+@kernel(outputs=1)
+def _send(token: Array, array: Array, *, group: ProcessGroup, work: Work, dst: int) -> None:
+    work.perform(lambda: group.send(array, dst))
+
+
+@kernel(outputs=1)
+def _recv(array: Array, *, group: ProcessGroup, work: Work, src: int) -> None:
+    work.perform(lambda: group.recv(array, src))
+
+
+@kernel(outputs=1)
+def _copy_bits(out: Array, array: Array) -> None:
+    np.copyto(out.host_view(), array.host_view())

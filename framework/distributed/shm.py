@@ -1,0 +1,404 @@
+"""The shm backend: collectives among the ranks of one machine, through shared memory.
+
+Every rank has two slots that the others read, used in turn. A collective is a sequence of steps, and a step is always the same:
+wait until the others have done with the slot to be used, write it, raise one's counter, wait for theirs, read their slots.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, DistributedError, rank_list
+from framework.distributed.reduction import reduction
+from framework.distributed.segment import Counters, Segment
+from framework.distributed.store import Store
+from framework.vm.array import Array
+
+# Small enough to stay in a core's cache between being written by one rank and read by another.
+SLOT_BYTES = 512 * 1024
+# Up to here every rank reduces the whole by itself: one step in place of two.
+SMALL_BYTES = 16 * 1024
+_PIPE_BYTES = 128 * 1024
+_TEXT_BYTES = 256
+_LOOK_S = 0.1
+_ALIGNMENT = 4096
+
+
+class ShmGroup:
+    """Ranks `0 … size - 1` over a segment that rank 0 makes; all of them construct it at once.
+
+    `name` tells groups of one job apart, `timeout_s` bounds each wait for another rank, `global_ranks` are the ranks' numbers
+    in the world, for messages.
+    """
+
+    backend = "shm"
+
+    def __init__(self, store: Store, name: str, rank: int, global_ranks: tuple[int, ...], timeout_s: float) -> None:
+        self.rank, self.size, self.name = rank, len(global_ranks), name
+        self._timeout_s = timeout_s
+        self._global_ranks = global_ranks
+        self._failure: str | None = None
+        self._sequence = 0
+        self._step = 0
+        self._what = ""
+        layout = _Layout(self.size)
+        self._segment = _share(store, name, rank, self.size, layout.nbytes, timeout_s)
+        self._layout = layout
+        self._counters = Counters(self._segment, 0, layout.counters)
+        self._peers = _watch(store, name, rank, self.size, timeout_s)
+        self._others = [other for other in range(self.size) if other != rank]
+
+    # ---- collectives
+
+    def all_reduce(self, array: Array, op: str) -> None:
+        self._enter(f"all_reduce({_words(array)}, {op})")
+        values = array.host_view().reshape(-1)
+        reduce = reduction(op, array.dtype)
+        if values.nbytes <= SMALL_BYTES:
+            self._all_reduce_small(values, reduce)
+            return
+        for chunk in _chunks(values, SLOT_BYTES):
+            self._all_reduce_chunk(chunk, reduce)
+
+    def broadcast(self, array: Array, src: int) -> None:
+        self._enter(f"broadcast({_words(array)}, from {self._number(src)})")
+        for chunk in _chunks(array.host_view().reshape(-1), SLOT_BYTES):
+            if self.rank == src:
+                self._write(chunk)
+                self._raise()
+                self._meet([] if self._matched else self._others)
+            else:
+                self._raise()
+                self._meet([src] if self._matched else self._others)
+                np.copyto(chunk, self._read(src, chunk))
+
+    def all_gather(self, out: Array, array: Array) -> None:
+        self._enter(f"all_gather({_words(array)})")
+        values = array.host_view().reshape(-1)
+        gathered = out.host_view().reshape(self.size, -1)
+        np.copyto(gathered[self.rank], values)
+        for start, chunk in _places(values, SLOT_BYTES):
+            self._write(chunk)
+            self._raise()
+            self._meet(self._others)
+            for other in self._others:
+                np.copyto(gathered[other, start : start + chunk.size], self._read(other, chunk))
+
+    def reduce_scatter(self, out: Array, array: Array, op: str) -> None:
+        self._enter(f"reduce_scatter({_words(array)}, {op})")
+        pieces = array.host_view().reshape(self.size, -1)
+        result = out.host_view().reshape(-1)
+        reduce = reduction(op, array.dtype)
+        for start, chunk in _places(result, SLOT_BYTES // self.size):
+            mine = pieces[:, start : start + chunk.size]
+            slot = self._slot(self.rank, chunk.dtype, mine.size).reshape(mine.shape)
+            np.copyto(slot, mine)
+            self._raise()
+            self._meet(self._others)
+            reduce(
+                [
+                    mine[rank]
+                    if rank == self.rank
+                    else self._slot(rank, chunk.dtype, mine.size).reshape(mine.shape)[self.rank]
+                    for rank in range(self.size)
+                ],
+                chunk,
+            )
+
+    def barrier(self, array: Array) -> None:
+        self._enter("barrier()")
+        self._raise()
+        self._meet(self._others)
+
+    # ---- from one rank to another
+
+    def send(self, array: Array, dst: int) -> None:
+        self._check_alive()
+        values = array.host_view().reshape(-1)
+        pipe = self._layout.pipe(self.rank, dst)
+        what = f"send({_words(array)}) to {self._number(dst)}"
+        written = self._counters[pipe.written]
+        for chunk in _chunks(values, _PIPE_BYTES - _TEXT_BYTES):
+            # Two pieces may be under way.
+            self._until(pipe.read, written - 1, dst, lambda: f"{what}: it did not receive")
+            room = self._segment.bytes[pipe.slot(written) :]
+            _write_text(room, _words(array))
+            np.copyto(room[_TEXT_BYTES : _TEXT_BYTES + chunk.nbytes].view(chunk.dtype), chunk)
+            written += 1
+            self._counters.set(pipe.written, written)
+
+    def recv(self, array: Array, src: int) -> None:
+        self._check_alive()
+        values = array.host_view().reshape(-1)
+        pipe = self._layout.pipe(src, self.rank)
+        what = f"recv({_words(array)}) from {self._number(src)}"
+        read = self._counters[pipe.read]
+        for chunk in _chunks(values, _PIPE_BYTES - _TEXT_BYTES):
+            self._until(pipe.written, read + 1, src, lambda: f"{what}: it did not send")
+            room = self._segment.bytes[pipe.slot(read) :]
+            sent = _read_text(room)
+            if sent != _words(array):
+                self._fail(f"{what}: it sends {sent}")
+            np.copyto(chunk, room[_TEXT_BYTES : _TEXT_BYTES + chunk.nbytes].view(chunk.dtype))
+            read += 1
+            self._counters.set(pipe.read, read)
+
+    def check(self) -> None:
+        self._check_alive()
+
+    def close(self) -> None:
+        self._segment.hide()
+        for descriptor in self._peers.values():
+            os.close(descriptor)
+        self._peers = {}
+        self._failure = self._failure or f"group {self.name} was destroyed"
+
+    # ---- the steps that collectives are made of
+
+    def _all_reduce_small(self, values: np.ndarray, reduce: Callable[..., None]) -> None:
+        self._write(values)
+        self._raise()
+        self._meet(self._others)
+        reduce([values if rank == self.rank else self._read(rank, values) for rank in range(self.size)], values)
+
+    def _all_reduce_chunk(self, chunk: np.ndarray, reduce: Callable[..., None]) -> None:
+        bounds = [chunk.size * part // self.size for part in range(self.size + 1)]
+        parts = [slice(*bounds[part : part + 2]) for part in range(self.size)]
+        mine = parts[self.rank]
+        # What the others reduce goes out, what this rank reduces comes in.
+        slot = self._slot(self.rank, chunk.dtype, chunk.size)
+        for other in self._others:
+            np.copyto(slot[parts[other]], chunk[parts[other]])
+        self._raise()
+        self._meet(self._others)
+        terms = [
+            chunk[mine] if rank == self.rank else self._slot(rank, chunk.dtype, chunk.size)[mine]
+            for rank in range(self.size)
+        ]
+        result = self._slot(self.rank, chunk.dtype, mine.stop - mine.start)
+        reduce(terms, result)
+        self._raise()
+        np.copyto(chunk[mine], result)
+        for other in self._others:
+            self._meet([other])
+            np.copyto(chunk[parts[other]], self._read(other, chunk[parts[other]]))
+
+    def _enter(self, what: str) -> None:
+        """Begins a collective: says which it is, so that the others can compare."""
+        self._check_alive()
+        self._sequence += 1
+        self._what = what
+        self._matched = self.size == 1
+        _write_text(self._segment.bytes[self._layout.text(self.rank, self._sequence) :], f"{self._sequence} {what}")
+        self._counters.set(self._layout.entered(self.rank), self._sequence)
+
+    def _raise(self) -> None:
+        """This rank's slot of the present step is ready to be read."""
+        self._step += 1
+        self._counters.set(self._layout.step(self.rank), self._step)
+
+    def _meet(self, ranks: list[int]) -> None:
+        """Waits until the slots of `ranks` are ready; the first time in a collective, compares what they came to."""
+        for other in ranks:
+            self._until(self._layout.step(other), self._step, other, self._missing)
+        if not self._matched and len(ranks) == len(self._others):
+            self._compare()
+
+    def _write(self, values: np.ndarray) -> None:
+        np.copyto(self._slot(self.rank, values.dtype, values.size), values)
+
+    def _slot(self, rank: int, dtype: Any, size: int) -> np.ndarray:
+        """The slot of a rank: one's own for the step to come, another's for the present one."""
+        step = self._step
+        if rank == self.rank:
+            step += 1
+            # It was read two steps ago by whoever has begun the step since.
+            for other in self._others:
+                self._until(self._layout.step(other), step - 1, other, self._missing)
+        start = self._layout.slot(rank, step)
+        return self._segment.bytes[start : start + size * np.dtype(dtype).itemsize].view(dtype)
+
+    def _read(self, rank: int, like: np.ndarray) -> np.ndarray:
+        start = self._layout.slot(rank, self._step)
+        return self._segment.bytes[start : start + like.nbytes].view(like.dtype)
+
+    def _compare(self) -> None:
+        self._matched = True
+        mine = f"{self._sequence} {self._what}"
+        said = {
+            rank: _read_text(self._segment.bytes[self._layout.text(rank, self._sequence) :])
+            for rank in range(self.size)
+        }
+        if any(text != mine for text in said.values()):
+            calls = "; ".join(
+                f"{self._number(rank)} calls {text.partition(' ')[2]}, its number {text.partition(' ')[0]}"
+                for rank, text in said.items()
+            )
+            self._fail(f"the ranks of group {self.name} do not call the same collective: {calls}")
+
+    # ---- waiting, and what can go wrong meanwhile
+
+    def _until(self, counter: int, value: int, other: int, missing: Callable[[], str]) -> None:
+        counters = self._counters
+        if counters[counter] >= value:
+            return
+        deadline = time.monotonic() + self._timeout_s
+        while not counters.reaches(counter, value, _LOOK_S):
+            if self._is_gone(other) and counters[counter] < value:
+                self._fail(f"{missing()}: {self._number(other)} has ended")
+            for rank in self._others:
+                if counters[self._layout.gave_up(rank)] and counters[counter] < value:
+                    self._fail(f"{missing()}: {self._number(rank)} gave up")
+            if time.monotonic() > deadline:
+                self._fail(f"{missing()} within {self._timeout_s:g} s", CollectiveTimeoutError)
+
+    def _missing(self) -> str:
+        """Who came to the present collective, and who did not."""
+        here = [rank for rank in range(self.size) if self._counters[self._layout.entered(rank)] >= self._sequence]
+        absent = [rank for rank in range(self.size) if rank not in here]
+        stopped = [rank for rank in here if self._counters[self._layout.step(rank)] < self._step]
+        call = f"{self._what}, number {self._sequence} of group {self.name}"
+        if absent:
+            came = rank_list([self._global_ranks[rank] for rank in here])
+            return f"{call}: {came} came, {rank_list([self._global_ranks[rank] for rank in absent])} did not"
+        return f"{call}: all came, {rank_list([self._global_ranks[rank] for rank in stopped])} did not go on"
+
+    def _fail(self, what: str, kind: type[CollectiveError] = CollectiveError) -> None:
+        self._failure = what
+        self._counters.set(self._layout.gave_up(self.rank), 1)
+        raise kind(what)
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise CollectiveError(f"group {self.name} cannot be used any more: {self._failure}")
+
+    def _is_gone(self, other: int) -> bool:
+        descriptor = self._peers.get(other)
+        return descriptor is not None and bool(select.select([descriptor], [], [], 0)[0])
+
+    def _number(self, rank: int) -> str:
+        return f"rank {self._global_ranks[rank]}"
+
+
+class _Pipe:
+    """Where what one rank sends to another lies: two counters and two slots."""
+
+    def __init__(self, first_counter: int, offset: int) -> None:
+        self.written, self.read = first_counter, first_counter + 1
+        self._offset = offset
+
+    def slot(self, piece: int) -> int:
+        return self._offset + piece % 2 * _PIPE_BYTES
+
+
+class _Layout:
+    """What lies where in the segment of `size` ranks; memory that is never touched costs nothing."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.counters = 3 * size + 2 * size * size
+        self._texts = _aligned(self.counters * Counters.STEP_BYTES)
+        self._slots = _aligned(self._texts + 2 * size * _TEXT_BYTES)
+        self._pipes = self._slots + 2 * size * SLOT_BYTES
+        self.nbytes = self._pipes + 2 * size * size * _PIPE_BYTES
+
+    def entered(self, rank: int) -> int:
+        """The counter of the collectives that a rank has come to."""
+        return rank
+
+    def step(self, rank: int) -> int:
+        """The counter of the steps for which a rank's slot is ready."""
+        return self._size + rank
+
+    def gave_up(self, rank: int) -> int:
+        """The counter that is not 0 once a rank has failed."""
+        return 2 * self._size + rank
+
+    def text(self, rank: int, sequence: int) -> int:
+        """Where a rank says which collective it came to. Two in turn are enough: all meet in each."""
+        return self._texts + (2 * rank + sequence % 2) * _TEXT_BYTES
+
+    def slot(self, rank: int, step: int) -> int:
+        return self._slots + (2 * rank + step % 2) * SLOT_BYTES
+
+    def pipe(self, src: int, dst: int) -> _Pipe:
+        number = src * self._size + dst
+        return _Pipe(3 * self._size + 2 * number, self._pipes + 2 * number * _PIPE_BYTES)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _share(store: Store, name: str, rank: int, size: int, nbytes: int, timeout_s: float) -> Segment:
+    """The segment, made by rank 0 and opened by the others; nobody else can open it afterwards."""
+    if rank == 0:
+        segment = Segment.create(nbytes)
+        store.set(f"{name}/segment", segment.place.encode())
+        _await(store, f"{name}/attached", size - 1, name, timeout_s)
+        segment.hide()
+        return segment
+    place = store.get(f"{name}/segment", timeout_s)
+    if place is None:
+        raise DistributedError(f"rank 0 of group {name} did not share its memory within {timeout_s:g} s")
+    segment = Segment.attach(place.decode(), nbytes)
+    segment.hide()
+    store.add(f"{name}/attached", 1)
+    return segment
+
+
+def _await(store: Store, key: str, count: int, name: str, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while store.add(key, 0) < count:
+        if time.monotonic() > deadline:
+            raise DistributedError(f"not all ranks of group {name} opened its memory within {timeout_s:g} s")
+        time.sleep(0.002)
+
+
+def _watch(store: Store, name: str, rank: int, size: int, timeout_s: float) -> dict[int, int]:
+    """A descriptor for each other rank, which becomes readable when that process ends."""
+    if not hasattr(os, "pidfd_open"):
+        return {}
+    store.set(f"{name}/pid/{rank}", str(os.getpid()).encode())
+    found = {}
+    for other in range(size):
+        if other == rank:
+            continue
+        pid = store.get(f"{name}/pid/{other}", timeout_s)
+        if pid is None:
+            raise DistributedError(f"rank {other} of group {name} did not come within {timeout_s:g} s")
+        found[other] = os.pidfd_open(int(pid))
+    return found
+
+
+def _chunks(values: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
+    """Views of a flat array, of `nbytes` at most; an empty one for an empty array, since every collective has a step."""
+    return (chunk for _, chunk in _places(values, nbytes))
+
+
+def _places(values: np.ndarray, nbytes: int) -> Iterator[tuple[int, np.ndarray]]:
+    length = nbytes // values.itemsize
+    for start in range(0, max(values.size, 1), length):
+        yield start, values[start : start + length]
+
+
+def _words(array: Array) -> str:
+    shape = ", ".join(map(str, array.shape))
+    return f"{array.dtype.name}[{shape if len(shape) < 150 else shape[:150] + ' …'}]"
+
+
+def _write_text(room: np.ndarray, text: str) -> None:
+    encoded = text.encode()[: _TEXT_BYTES - 2]
+    room[:2].view(np.uint16)[0] = len(encoded)
+    room[2 : 2 + len(encoded)] = np.frombuffer(encoded, np.uint8)
+
+
+def _read_text(room: np.ndarray) -> str:
+    length = min(int(room[:2].view(np.uint16)[0]), _TEXT_BYTES - 2)
+    return room[2 : 2 + length].tobytes().decode(errors="replace")

@@ -1,0 +1,159 @@
+"""The rendezvous store: small values under keys, by which ranks find each other before they can communicate otherwise."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from typing import Any
+
+from framework.distributed.environment import Environment
+from framework.distributed.errors import DistributedError
+from framework.distributed.store_server import KEY_LIMIT, LENGTH, MAGIC, VALUE_LIMIT_BYTES, StoreServer
+
+# How long an answer may be under way, beside the time that the server was told to wait.
+_NETWORK_S = 30.0
+_RETRY_S = 0.05
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Store:
+    """A client of the store; rank 0's also keeps the server. Any thread may use it.
+
+    Values are bytes. Every method raises DistributedError where the store cannot be reached.
+    """
+
+    def __init__(self, environment: Environment, timeout_s: float) -> None:
+        self._environment = environment
+        self._timeout_s = timeout_s
+        self._server = _serve(environment) if environment.rank == 0 else None
+        self._connections = threading.local()
+        self._port = self._server.port if self._server else self._find_port()
+
+    @property
+    def where(self) -> str:
+        """The address, for messages."""
+        return f"{self._environment.master_addr}:{self._port}"
+
+    def set(self, key: str, value: bytes) -> None:
+        """Sets a value, which wakes all that wait for it."""
+        self._ask({"do": "set", "key": key}, value)
+
+    def get(self, key: str, timeout_s: float = 0.0) -> bytes | None:
+        """The value, waiting for it if need be; None where nobody set it in time."""
+        status, value = self._ask({"do": "get", "key": key, "timeout_s": timeout_s}, patience_s=timeout_s)
+        return value if status == b"ok" else None
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to a number, which starts at 0; returns the sum."""
+        return int(self._ask({"do": "add", "key": key, "amount": amount})[1])
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """Sets the value to `desired` if it is `expected` (empty: not set yet). Returns what it is afterwards."""
+        return self._ask({"do": "compare_set", "key": key, "expected": len(expected)}, expected + desired)[1]
+
+    def delete(self, key: str) -> None:
+        """Forgets a key, set or not."""
+        self._ask({"do": "delete", "key": key})
+
+    def close(self) -> None:
+        """Ends this thread's connection, and the server if it is here."""
+        connection = getattr(self._connections, "socket", None)
+        if connection is not None:
+            connection.close()
+            self._connections.socket = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _ask(self, header: dict[str, Any], value: bytes = b"", patience_s: float = 0.0) -> tuple[bytes, bytes]:
+        if len(header["key"]) > KEY_LIMIT or len(value) > VALUE_LIMIT_BYTES:
+            raise ValueError(
+                f"a key of {len(header['key'])} characters with a value of {len(value)} bytes: the store takes"
+                f" {KEY_LIMIT} and {VALUE_LIMIT_BYTES}"
+            )
+        frame = json.dumps(header).encode() + b"\n" + value
+        try:
+            connection = self._connection()
+            connection.settimeout(patience_s + _NETWORK_S)
+            connection.sendall(LENGTH.pack(len(frame)) + frame)
+            status, _, answer = _receive(connection).partition(b"\n")
+        except OSError as error:
+            self._connections.socket = None
+            raise DistributedError(
+                f"the store at {self.where}, which rank 0 keeps, does not answer ({error}): rank 0 has probably ended"
+            ) from error
+        return status, answer
+
+    def _connection(self) -> socket.socket:
+        """This thread's connection: one that waits for a key must not hold up the others."""
+        known: socket.socket | None = getattr(self._connections, "socket", None)
+        if known is None:
+            known = self._connections.socket = _greet(self._environment, self._port, _NETWORK_S)
+        return known
+
+    def _find_port(self) -> int:
+        """The port at which this job's store answers. Raises DistributedError where none does in time."""
+        environment = self._environment
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            said = []
+            for port in environment.ports:
+                try:
+                    patience_s = max(0.1, min(5.0, deadline - time.monotonic()))
+                    self._connections.socket = _greet(environment, port, patience_s)
+                except OSError as error:
+                    said.append(f"{port}: {error}")
+                else:
+                    return port
+            if time.monotonic() > deadline:
+                raise DistributedError(
+                    f"rank {environment.rank} found no store at {environment.master_addr} within {self._timeout_s:g} s"
+                    f" ({'; '.join(said)}): rank 0 did not start, or MASTER_ADDR and MASTER_PORT are not where it is"
+                )
+            time.sleep(_RETRY_S)
+
+
+def _serve(environment: Environment) -> StoreServer:
+    local = environment.master_addr in _LOOPBACK
+    try:
+        return StoreServer(environment.master_addr if local else "", environment.ports, environment.job)
+    except OSError as error:
+        ports = ", ".join(map(str, environment.ports))
+        raise DistributedError(
+            f"rank 0 cannot listen at {environment.master_addr}, port {ports}: {error.strerror or error}. If another job has"
+            " it, set MASTER_PORT to a free one; the launch module finds one where --master-port is not given"
+        ) from error
+
+
+def _greet(environment: Environment, port: int, patience_s: float) -> socket.socket:
+    """A connection to the job's store at `port`. Raises OSError where there is none, or another's."""
+    connection = socket.create_connection((environment.master_addr, port), timeout=patience_s)
+    try:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        greeting = MAGIC + environment.job.encode()
+        connection.sendall(LENGTH.pack(len(greeting)) + greeting)
+        if _receive(connection) != MAGIC:
+            raise ConnectionError("something else listens there")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _receive(connection: socket.socket) -> bytes:
+    (length,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+    if length > VALUE_LIMIT_BYTES + 1024:
+        raise ConnectionError("something else listens there")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    received = bytearray()
+    while len(received) < length:
+        chunk = connection.recv(min(length - len(received), 1 << 20))
+        if not chunk:
+            raise ConnectionError("it closed the connection")
+        received += chunk
+    return bytes(received)

@@ -1,0 +1,127 @@
+"""Collectives over shared memory, each against NumPy, on ranks that are real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.framework.distributed.ranks import run
+
+# Everything for one number of ranks runs in one set of processes: starting them is what takes time.
+ALL = """
+dist.init_process_group(timeout=30)
+rank, size = dist.get_rank(), dist.get_world_size()
+everyone = range(size)
+
+def values(rank, count, dtype):
+    drawn = np.random.default_rng(1000 * rank + count).integers(0, 200, count)
+    return drawn.astype(dtype) if np.dtype(dtype).kind != "f" else (drawn / 7).astype(dtype)
+
+def reduced(op, parts):
+    if op == "avg":
+        return reduced("sum", parts) / len(parts)
+    total = parts[0].copy()
+    for part in parts[1:]:
+        total = {"sum": np.add, "min": np.minimum, "max": np.maximum}[op](total, part)
+    return total
+
+# Below, at and above what fits into a slot, and what does not divide by the number of ranks.
+for count in (0, 1, 7, 4096, 131072, 131073, 300_001):
+    for dtype in (np.float32, np.float64, np.int32, np.int64, np.uint8, np.bool_):
+        for op in ("sum", "min", "max", "avg"):
+            if op == "avg" and np.dtype(dtype).kind != "f":
+                continue
+            if count > 4096 and (op != "sum" or dtype not in (np.float32, np.uint8)):
+                continue
+            tensor = flow.tensor(values(rank, count, dtype))
+            dist.all_reduce(tensor, op)
+            wanted = reduced(op, [values(r, count, dtype) for r in everyone])
+            # The same order of additions, so the same bits.
+            assert np.array_equal(tensor.numpy(), wanted), (count, dtype, op)
+
+for count in (0, 3, 200_000):
+    tensor = flow.tensor(values(rank, count, np.float32))
+    dist.broadcast(tensor, size - 1)
+    assert np.array_equal(tensor.numpy(), values(size - 1, count, np.float32))
+
+    gathered = [flow.zeros(count) for _ in everyone]
+    dist.all_gather(gathered, flow.tensor(values(rank, count, np.float32)))
+    assert all(np.array_equal(gathered[r].numpy(), values(r, count, np.float32)) for r in everyone)
+    joined = flow.zeros(size * count)
+    dist.all_gather(joined, flow.tensor(values(rank, count, np.float32)))
+    assert np.array_equal(joined.numpy(), np.concatenate([values(r, count, np.float32) for r in everyone]))
+
+    piece, whole = flow.zeros(count), [values(r, size * count, np.float32) for r in everyone]
+    wanted = reduced("sum", whole)[rank * count : (rank + 1) * count]
+    dist.reduce_scatter(piece, flow.tensor(whole[rank]))
+    assert np.array_equal(piece.numpy(), wanted)
+    dist.reduce_scatter(piece, [flow.tensor(part) for part in np.split(whole[rank], size)], "max")
+    assert np.array_equal(piece.numpy(), reduced("max", whole)[rank * count : (rank + 1) * count])
+
+print("well")
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_collectives_give_what_numpy_gives(size: int) -> None:
+    assert run(ALL, size) == ["well\n"] * size
+
+
+def test_layouts_types_and_groups() -> None:
+    said = run(
+        """
+        dist.init_process_group(timeout=30)
+        rank = dist.get_rank()
+
+        # Strided on one rank, dense on the other: elements meet by their index.
+        base = flow.tensor(np.arange(12, dtype=np.float32).reshape(3, 4))
+        tensor = base.transpose(0, 1) if rank == 0 else flow.tensor(base.transpose(0, 1).numpy().copy())
+        dist.all_reduce(tensor)
+        assert np.array_equal(tensor.numpy(), 2 * np.arange(12).reshape(3, 4).T)
+
+        # 1 + 2**-8 needs more than bfloat16's 8 bits: added up in float32, rounded once.
+        bits = flow.tensor(np.array([1.0, 3.0, -0.5]), dtype=flow.bfloat16)
+        other = flow.tensor(np.array([2**-8, 1.0, 0.25]), dtype=flow.bfloat16)
+        mine = bits if rank == 0 else other
+        dist.all_reduce(mine, "avg")
+        assert flow.tensor(mine, dtype=flow.float32).numpy().tolist() == [0.5, 2.0, -0.125]
+
+        work = dist.all_reduce(base, async_op=True)
+        work.wait()
+        assert work.is_completed()
+
+        if rank == 0:
+            dist.send(flow.arange(100_000), 1)
+            back = flow.zeros(2, 2)
+            dist.recv(back, 1)
+            assert back.numpy().tolist() == [[0, 1], [2, 3]]
+        else:
+            came = flow.tensor(np.zeros(100_000, np.int64))
+            dist.recv(came, 0)
+            assert np.array_equal(came.numpy(), np.arange(100_000))
+            dist.send(flow.tensor([[0.0, 1.0], [2.0, 3.0]]), 0)
+
+        alone = dist.new_group([1])
+        assert dist.get_rank(alone) == rank - 1 and dist.get_world_size(alone) == 1
+        turned = dist.new_group([1, 0])
+        assert dist.get_rank(turned) == 1 - rank
+        value = flow.tensor([float(rank)])
+        dist.broadcast(value, 1, group=turned)
+        assert value.item() == 1
+        if rank == 1:
+            dist.all_reduce(value, group=alone)
+
+        assert dist.all_gather_object({"rank": rank, "loss": float("nan")})[1]["rank"] == 1
+        assert dist.broadcast_object(["a", rank], src=1) == ["a", 1]
+
+        leaf = flow.tensor([1.0, 2.0], requires_grad=True)
+        total = dist.functional.all_reduce(leaf * (rank + 1.0))
+        assert total.detach().numpy().tolist() == [3, 6]
+        (total * (10.0 ** rank)).sum().backward()
+        assert leaf.grad.numpy().tolist() == [11 * (rank + 1)] * 2
+        dist.barrier()
+        dist.destroy_process_group()
+        print("well")
+        """,
+        2,
+    )
+    assert said == ["well\n"] * 2
