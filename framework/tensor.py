@@ -14,6 +14,7 @@ from framework.autograd.node import Hook, Node
 from framework.device import Device
 from framework.dtype import DType
 from framework.vm.array import Array
+from framework.vm.machine import machine
 from framework.vm.runtime import runtime
 
 PostHook = Callable[["Tensor"], None]
@@ -117,6 +118,7 @@ class Tensor:
         """
         if self.requires_grad:
             raise RuntimeError("numpy() of a tensor that requires a gradient; call detach() first")
+        machine.settle(self.array)
         return np.asarray(_KeepAlive(self.array))
 
     def item(self) -> Any:

@@ -1,6 +1,7 @@
 """How operations run: instructions and their dependences, streams, and memory."""
 
 from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
+from framework.vm.host_stream import HostStream
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.memory import CachingAllocator, OutOfMemoryError
@@ -11,6 +12,7 @@ from framework.vm.stream import Mark, Stream
 __all__ = [
     "Array",
     "CachingAllocator",
+    "HostStream",
     "Instruction",
     "Mark",
     "OutOfMemoryError",

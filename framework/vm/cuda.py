@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +18,8 @@ _NO_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_READY = 600  # cudaErrorNotReady
 # The driver backs device memory with pages of this size, so less is never saved by asking for less.
 _PAGE_BYTES = 2 * 1024 * 1024
+# More than any device has levels.
+_MOST_URGENT = 100
 
 
 class CudaUnavailableError(RuntimeError):
@@ -105,13 +108,21 @@ def translated(error: Exception, doing: str) -> CudaError:
 
 
 class CudaStream(Stream):
-    """A CUDA stream of its own, which waits for no other unless told so (not for the null stream either)."""
+    """A CUDA stream of its own, which waits for no other unless told so (not for the null stream either).
 
-    def __init__(self, device: Device, name: str) -> None:
+    The device prefers the work of an `urgent` one where it has to choose.
+    """
+
+    def __init__(self, device: Device, name: str, *, urgent: bool = False) -> None:
         super().__init__(device, name)
         choose(device)
         runtime = api()
-        self.pointer: int = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
+        # The device takes the nearest priority it has; lower numbers come first.
+        self.pointer: int = (
+            runtime.streamCreateWithPriority(runtime.streamNonBlocking, -_MOST_URGENT)
+            if urgent
+            else runtime.streamCreateWithFlags(runtime.streamNonBlocking)
+        )
         self._idle_events: list[int] = []
         # (sequence, event): the event is past when everything up to that instruction has run.
         self._checkpoints: deque[tuple[int, int]] = deque()
@@ -119,7 +130,7 @@ class CudaStream(Stream):
         # The first stream of a device is where its instructions go.
         _current.setdefault(device.index, self.pointer)
 
-    def run(self, work: Any) -> None:
+    def run(self, work: Any, name: object = None) -> None:
         """Calls `work`; what it launches goes to this stream."""
         index = self.device.index
         outer, _current[index] = _current[index], self.pointer
@@ -128,14 +139,38 @@ class CudaStream(Stream):
         finally:
             _current[index] = outer
 
-    def wait_for(self, mark: Mark) -> None:
-        """Lets the device hold this stream until `mark` of another one has passed; the host goes on."""
+    def wait_for(self, mark: Mark) -> int:
+        """Lets the device hold this stream until `mark` of another one has passed; the host goes on.
+
+        For a stream of the host, whose end the device cannot see, the caller is held.
+        """
         other = mark.stream
-        if isinstance(other, CudaStream):
-            event = other.record()
+        if not isinstance(other, CudaStream):
+            return super().wait_for(mark)
+        event = other.record()
+        choose(self.device)
+        api().streamWaitEvent(self.pointer, event)
+        other.recycle(event)
+        # The event stands behind all that was issued there by now, so earlier and equal marks need no second one.
+        return other.sequence
+
+    def fence(self) -> Callable[[], None]:
+        """A function that returns, in any thread, when what has been issued by now has run."""
+        event = self.record()
+
+        def pass_event() -> None:
             choose(self.device)
-            api().streamWaitEvent(self.pointer, event)
-            other.recycle(event)
+            try:
+                api().eventSynchronize(event)
+            except api().CUDARuntimeError as error:
+                raise translated(error, f"waiting for {self.device}") from error
+            self.recycle(event)
+
+        return pass_event
+
+    def block(self, mark: Mark) -> None:
+        """Returns when everything up to `mark`, and whatever was issued since, has run."""
+        self.synchronize()
 
     def is_done(self, mark: Mark) -> bool:
         """Whether everything up to `mark` has run; asks the device, without waiting."""
@@ -154,6 +189,16 @@ class CudaStream(Stream):
             api().streamSynchronize(self.pointer)
         except api().CUDARuntimeError as error:
             raise translated(error, f"waiting for {self.device}") from error
+
+    def end(self) -> None:
+        """Gives up the stream behind what was issued. Raises CudaError where some of it failed."""
+        self.synchronize()
+        for event in (*self._idle_events, *[event for _, event in self._checkpoints]):
+            api().eventDestroy(event)
+        self._checkpoints.clear()
+        self._idle_events.clear()
+        self._finished = self.sequence
+        api().streamDestroy(self.pointer)
 
     def record(self) -> int:
         """An event behind everything issued so far; hand it to `recycle` when it is needed no more."""

@@ -1,14 +1,22 @@
-"""Dependences: what an instruction must wait for, kept per storage as its last write and the reads since."""
+"""Dependences: what an instruction must wait for, kept per storage as its last write and the reads since.
+
+What a device's first stream does is not noted: whoever else uses memory of the device waits for that stream's newest point,
+which costs next to nothing, and the many instructions of the first stream cost nothing more than with one stream.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from framework.vm.array import Array
-from framework.vm.instruction import Instruction
 from framework.vm.stream import Mark, Stream
+
+if TYPE_CHECKING:
+    from framework.vm.instruction import Instruction
 
 
 class Uses:
-    """Who used a storage last: one write, and for each stream its latest read since."""
+    """Which streams, besides the device's first, used a storage last: one write, and for each its latest read since."""
 
     __slots__ = ("reads", "write")
 
@@ -21,22 +29,31 @@ class Uses:
         marks = list(self.reads.values())
         return marks if self.write is None else [self.write, *marks]
 
+    def is_over(self) -> bool:
+        """Whether the memory can be used by anyone: all is done, or the first stream, which all others follow, waits for it."""
+        return all(mark.sequence <= mark.stream.joined or mark.stream.is_done(mark) for mark in self.marks())
+
 
 def wait(instruction: Instruction, stream: Stream) -> None:
-    """Makes `stream` wait for what `instruction` depends on.
+    """Makes `stream` wait for what `instruction` depends on, apart from the device's first stream.
 
     A write waits for the last write and all reads since, a read for the last write. Work of the same stream
     needs no wait: it runs in order.
     """
     for array in instruction.reads:
-        uses = array.storage.uses
-        if uses is not None and uses.write is not None:
-            stream.wait(uses.write)
+        wait_to_read(array, stream)
     for array in instruction.writes:
         uses = array.storage.uses
         if uses is not None:
             for mark in uses.marks():
                 stream.wait(mark)
+
+
+def wait_to_read(array: Array, stream: Stream) -> None:
+    """Makes `stream` wait for the last write of `array`."""
+    uses = array.storage.uses
+    if uses is not None and uses.write is not None:
+        stream.wait(uses.write)
 
 
 def note(instruction: Instruction, mark: Mark) -> None:
@@ -47,6 +64,11 @@ def note(instruction: Instruction, mark: Mark) -> None:
         uses = _uses(array)
         uses.write = mark
         uses.reads.clear()
+
+
+def note_scratch(array: Array, mark: Mark) -> None:
+    """Records that the instruction at `mark` uses `array`, memory that it was given while it was issued."""
+    _uses(array).write = mark
 
 
 def _uses(array: Array) -> Uses:

@@ -11,7 +11,7 @@ from framework.kernels.table import Kernel
 from framework.vm import dependence
 from framework.vm.array import Array
 from framework.vm.instruction import Instruction
-from framework.vm.stream import Stream
+from framework.vm.stream import Mark, Stream
 
 Observer = Callable[[Instruction, Callable[[], None]], None]
 
@@ -19,41 +19,58 @@ Observer = Callable[[Instruction, Callable[[], None]], None]
 class Machine:
     """Issues instructions to streams.
 
-    With one stream a device there is nothing to wait for and nothing is noted. When a device gets a second one, it
-    first waits for everything issued so far; from then on each storage keeps its last users.
+    The first stream of a device takes what names no other. As long as nothing of another stream is outstanding there is
+    nothing to wait for and nothing is noted: what was issued to another stream is kept per storage, until the first one
+    has waited for it.
     """
 
     def __init__(self) -> None:
         self._streams: list[Stream] = []
+        self._firsts: dict[Device, Stream] = {}
         self._observers: list[Observer] = []
-        # Whether some device has several streams.
-        self._parallel = False
+        # Where a kernel's working memory is used, while its instruction is issued to another than the first stream.
+        self._launching: Mark | None = None
+        # Whether other streams have something that some first one has not waited for.
+        self._outstanding = False
         # One test on the way of every instruction: is there more to do than to run it?
         self._plain = True
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether instructions of first streams are run without a further look at them."""
+        return self._plain
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The streams of all devices."""
+        return tuple(self._streams)
+
     def add_stream(self, stream: Stream) -> Stream:
-        """Makes a stream known. Work issued to it comes after everything issued before."""
-        for other in self._streams:
-            if other.device is stream.device:
-                stream.wait(other.mark())
+        """Makes a stream known; a device's first one is where its instructions go. Its work comes after all issued before."""
+        first = self._firsts.setdefault(stream.device, stream)
+        stream.wait(first.mark())
         self._streams.append(stream)
-        self._update()
         return stream
 
     def remove_stream(self, stream: Stream) -> None:
-        """Forgets a stream, once everything issued to it has run."""
-        stream.synchronize()
-        self._streams.remove(stream)
-        self._update()
+        """Ends a stream behind what was issued to it. Raises what failed there unseen, having forgotten the stream."""
+        try:
+            stream.end()
+        finally:
+            self._streams.remove(stream)
+            if self._firsts[stream.device] is stream:
+                del self._firsts[stream.device]
+            stream.joined = stream.sequence
+            self._update()
 
     def issue(self, instruction: Instruction, stream: Stream | None = None) -> None:
         """Runs an instruction on `stream` (its device's first one where none is named)."""
         kernel = instruction.kernel
         _count_writes(instruction.operands[: kernel.outputs])
-        if self._plain:
+        if stream is None and self._plain:
             kernel(*instruction.operands, **instruction.attributes)
         else:
-            self._issue(instruction, stream or self._first_stream(instruction))
+            self._issue(instruction, stream)
 
     def issuing(self, kernel: Kernel) -> Callable[..., None]:
         """A function that issues `kernel` with the operands and attributes it is given, on the device's first stream.
@@ -63,7 +80,7 @@ class Machine:
         outputs = kernel.outputs
 
         def issue_kernel(*operands: Any, **attributes: Any) -> None:
-            if not self._plain:
+            if not self._plain and (self._observers or _is_used_elsewhere(operands)):
                 self.issue(Instruction(kernel, operands, attributes))
                 return
             # As `_count_writes`, which costs a call for every instruction.
@@ -76,6 +93,25 @@ class Machine:
             kernel(*operands, **attributes)
 
         return issue_kernel
+
+    def settle(self, array: Array) -> None:
+        """Lets the first stream of the array's device wait for all other use of it: before the host takes it in hand."""
+        uses = array.storage.uses
+        if uses is not None:
+            for mark in uses.marks():
+                self.join(mark)
+
+    def join(self, mark: Mark) -> None:
+        """Lets the first stream of the mark's device wait for `mark`. Raises what failed there, where that is known."""
+        first = self._firsts[mark.stream.device]
+        first.wait(mark)
+        self._note_joined(first)
+
+    def lend(self, array: Array) -> Array:
+        """Notes that working memory is used by the instruction that is just being issued; returns it."""
+        if self._launching is not None:
+            dependence.note_scratch(array, self._launching)
+        return array
 
     def synchronize(self, device: Device | None = None) -> None:
         """Returns when everything issued to any stream, or any of `device`, has run."""
@@ -94,25 +130,59 @@ class Machine:
             self._observers.remove(observer)
             self._update()
 
-    def _issue(self, instruction: Instruction, stream: Stream) -> None:
+    def _issue(self, instruction: Instruction, stream: Stream | None) -> None:
         run = instruction.run
         for observer in self._observers:
             run = _bind(observer, instruction, run)
-        if not self._parallel:
-            run()
+        arrays = instruction.writes or instruction.reads
+        first = self._firsts[stream.device if stream is not None and not arrays else arrays[0].storage.device]
+        if stream is None or stream is first:
+            if self._outstanding:
+                dependence.wait(instruction, first)
+                for array in instruction.writes:
+                    # From now on whoever follows the first stream follows all others that used it.
+                    array.storage.uses = None
+                self._note_joined(first)
+            first.run(run, instruction)
             return
+        stream.wait(Mark(first, _NEWEST))
         dependence.wait(instruction, stream)
         stream.sequence += 1
-        stream.run(run)
-        dependence.note(instruction, stream.mark())
+        self._launching = mark = stream.mark()
+        try:
+            stream.run(run, instruction)
+        finally:
+            self._launching = None
+        dependence.note(instruction, mark)
+        self._outstanding = True
+        self._plain = False
 
-    def _first_stream(self, instruction: Instruction) -> Stream:
-        device = instruction.writes[0].storage.device
-        return next(stream for stream in self._streams if stream.device is device)
+    def _note_joined(self, first: Stream) -> None:
+        """Keeps what `first` has waited for. Where nothing is outstanding the machine is back to what one stream costs."""
+        for stream in self._streams:
+            if stream.device is first.device:
+                stream.joined = max(stream.joined, first.has_waited(stream.mark()))
+        self._update()
 
     def _update(self) -> None:
-        self._parallel = len({stream.device for stream in self._streams}) < len(self._streams)
-        self._plain = not self._parallel and not self._observers
+        firsts = self._firsts.values()
+        self._outstanding = any(stream not in firsts and stream.joined < stream.sequence for stream in self._streams)
+        self._plain = not self._outstanding and not self._observers
+
+
+# Behind whatever was issued so far: the first streams do not count their instructions.
+_NEWEST = 1 << 62
+
+
+def _is_used_elsewhere(operands: tuple) -> bool:
+    """Whether another stream than the first used an operand; where they come in tuples, perhaps."""
+    for operand in operands:
+        if type(operand) is Array:
+            if operand.storage.uses is not None:
+                return True
+        elif type(operand) is tuple:
+            return True
+    return False
 
 
 def _count_writes(operands: tuple) -> None:

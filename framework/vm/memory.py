@@ -304,7 +304,7 @@ class CachingAllocator:
         returned = self._returned
         while returned:
             block, uses = returned.popleft()
-            if uses is None or _is_done(uses):
+            if uses is None or uses.is_over():
                 # As `_free`, which costs a call for every block.
                 self._allocated -= block.nbytes
                 block.in_use = False
@@ -315,17 +315,21 @@ class CachingAllocator:
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for block, uses in waiting:
-                if _is_done(uses):
+                if uses.is_over():
                     self._free(block)
                 else:
                     self._waiting.append((block, uses))
 
     def _finish_waiting(self) -> None:
-        for block, uses in self._waiting:
-            for mark in uses.marks():
-                mark.stream.synchronize()
-            self._free(block)
-        self._waiting.clear()
+        """Lets every block that was given back become free. What still runs may have to allocate, so it gets the lock."""
+        marks = [mark for _, uses in self._waiting for mark in uses.marks()]
+        self._lock.release()
+        try:
+            for mark in marks:
+                mark.stream.block(mark)
+        finally:
+            self._lock.acquire()
+        self._collect()
 
     def _free(self, block: Block) -> None:
         self._allocated -= block.nbytes
@@ -384,10 +388,6 @@ def _link(first: Block | None, second: Block | None) -> None:
         first.next = second
     if second is not None:
         second.previous = first
-
-
-def _is_done(uses: Uses) -> bool:
-    return all(mark.stream.is_done(mark) for mark in uses.marks())
 
 
 def _round_up(nbytes: int, step: int) -> int:

@@ -10,6 +10,7 @@ from framework.device import Device
 from framework.dtype import DType, uint8
 from framework.kernels.table import Table
 from framework.vm.array import Array, contiguous_stride, dense_stride_like
+from framework.vm.host_stream import HostStream
 from framework.vm.machine import machine
 from framework.vm.memory import CachingAllocator
 from framework.vm.storage import Storage
@@ -37,6 +38,14 @@ class Runtime:
     def __getattr__(self, name: str) -> Any:
         # Only reached for what __init__ did not set.
         raise AttributeError(f"{self.device} has no kernel called {name!r}")
+
+    def open_stream(self, name: str) -> Stream:
+        """A stream beside the compute stream, urgent where the device knows urgency: on the CPU a thread of its own."""
+        return machine.add_stream(HostStream(self.device, name))
+
+    def close_stream(self, stream: Stream) -> None:
+        """Ends a stream behind what was issued to it. Raises what failed there."""
+        machine.remove_stream(stream)
 
     def empty(self, shape: tuple[int, ...], dtype: DType, stride: tuple[int, ...] | None = None) -> Array:
         """A new array with undefined values; `stride` must be dense, row-major where it is not given."""
@@ -69,6 +78,7 @@ class Runtime:
 
         Types that NumPy does not know come as float32.
         """
+        machine.settle(array)
         return array.dtype.decode(array.host_view()) if array.dtype.numpy is None else array.ndarray
 
 
@@ -90,7 +100,7 @@ def runtime(device: Device) -> Runtime:
 
 def scratch(device: Device, nbytes: int) -> Array:
     """Working memory for one kernel call, counted like any other; it is free again when the array is dropped."""
-    return runtime(device).empty((nbytes,), uint8)
+    return machine.lend(runtime(device).empty((nbytes,), uint8))
 
 
 def _make(device: Device) -> Runtime:

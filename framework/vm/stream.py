@@ -18,13 +18,15 @@ class Mark(NamedTuple):
 class Stream:
     """A queue on a device. This one runs each instruction at once, in the caller's thread.
 
-    Streams that run asynchronously override `wait_for` and `is_done`.
+    Streams that run asynchronously override `wait_for`, `is_done`, `fence` and `block`.
     """
 
     def __init__(self, device: Device, name: str) -> None:
         self.device = device
         self.name = name
         self.sequence = 0
+        # Up to where the device's first stream has waited for this one: what comes later on any stream is behind that.
+        self.joined = 0
         self._waited: dict[Stream, int] = {}
 
     def mark(self) -> Mark:
@@ -33,25 +35,42 @@ class Stream:
 
     def wait(self, mark: Mark) -> None:
         """Whatever is issued here from now on runs after `mark`."""
-        if mark.stream is self or self._waited.get(mark.stream, -1) >= mark.sequence:
-            return
-        self.wait_for(mark)
-        # The wait covers all that was issued there by now, so earlier and equal marks need no second one.
-        self._waited[mark.stream] = mark.stream.sequence
+        if mark.stream is not self and self.has_waited(mark) < mark.sequence:
+            self._waited[mark.stream] = self.wait_for(mark)
 
-    def run(self, work: Callable[[], None]) -> None:
-        """Calls `work`, which launches an instruction; what it launches goes to this stream."""
+    def has_waited(self, mark: Mark) -> int:
+        """Up to which instruction of the mark's stream this one has waited; -1 where it never did."""
+        return self._waited.get(mark.stream, -1)
+
+    def run(self, work: Callable[[], None], name: object = None) -> None:
+        """Calls `work`, which launches the instruction called `name`; what it launches goes to this stream."""
         work()
 
-    def wait_for(self, mark: Mark) -> None:
-        """Makes the device wait. Nothing to do where every instruction has run when its issue returns."""
+    def wait_for(self, mark: Mark) -> int:
+        """Lets this stream wait for `mark` of another; returns up to which of that one's instructions it now has waited.
+
+        This one has nothing under way, so its caller is held.
+        """
+        mark.stream.block(mark)
+        return mark.sequence
 
     def is_done(self, mark: Mark) -> bool:
         """Whether everything up to `mark`, a point of this stream, has run."""
         return True
 
+    def fence(self) -> Callable[[], None] | None:
+        """A function that returns, in any thread, when what has been issued by now has run; None where that is so already."""
+        return None
+
+    def block(self, mark: Mark) -> None:
+        """Holds the caller until everything up to `mark`, a point of this stream, has run."""
+
     def synchronize(self) -> None:
         """Returns when everything issued has run."""
+
+    def end(self) -> None:
+        """Gives up the stream behind what was issued. Raises what failed there and was not raised before."""
+        self.synchronize()
 
     def __repr__(self) -> str:
         return f"Stream({self.name!r}, {self.device})"

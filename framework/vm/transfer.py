@@ -12,8 +12,10 @@ from framework.device import Device
 from framework.dtype import DType
 from framework.vm import cuda
 from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
+from framework.vm.machine import machine
 from framework.vm.memory import CachingAllocator
 from framework.vm.runtime import Runtime
+from framework.vm.stream import Stream
 
 _PIECE_BYTES = 8 * 1024 * 1024
 _PIECES = 2
@@ -30,6 +32,10 @@ class CudaRuntime(Runtime):
         stream = cuda.CudaStream(device, "compute")
         super().__init__(device, CachingAllocator(cuda.CudaSource(device)), table_for(device), stream)
         self._staging = _Staging(stream)
+
+    def open_stream(self, name: str) -> Stream:
+        """A stream beside the compute stream, whose work the device prefers where it has to choose."""
+        return machine.add_stream(cuda.CudaStream(self.device, name, urgent=True))
 
     def from_host(self, values: np.ndarray, dtype: DType) -> Array:
         """A new array with a copy of `values`, converted to `dtype`; images and their like lie NHWC.
@@ -54,6 +60,7 @@ class CudaRuntime(Runtime):
 
     def to_host(self, array: Array) -> np.ndarray:
         """The values of `array`, copied to the host when everything issued before has run."""
+        machine.settle(array)
         dense = array
         if dense_stride_like(array.shape, array.stride) != array.stride and not array.is_contiguous:
             dense = self.empty(array.shape, array.dtype)

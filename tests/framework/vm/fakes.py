@@ -60,13 +60,18 @@ class FakeStream(Stream):
         self.waits: list[tuple[str, int]] = []
         self.synchronized = 0
 
-    def wait_for(self, mark: Mark) -> None:
-        """Notes the wait."""
+    def wait_for(self, mark: Mark) -> int:
+        """Notes the wait, which covers all that was issued there by now."""
         self.waits.append((mark.stream.name, mark.sequence))
+        return mark.stream.sequence
 
     def is_done(self, mark: Mark) -> bool:
         """Whether `finish` was called that far."""
         return mark.sequence <= self.done
+
+    def block(self, mark: Mark) -> None:
+        """Runs all."""
+        self.synchronize()
 
     def finish(self, sequence: int | None = None) -> None:
         """Everything up to instruction number `sequence` (all) has run."""
