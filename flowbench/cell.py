@@ -10,6 +10,7 @@ from flowbench.record.codec import Limit
 
 Precision = Literal["float32", "bfloat16", "float64"]
 Mode = Literal["eager", "graph"]
+Device = Literal["cpu", "cuda"]
 Name = Annotated[str, Limit(max_length=200)]
 Count = Annotated[int, Limit(minimum=1)]
 
@@ -27,10 +28,11 @@ class Case:
     broadcast_buffers: bool
     backward: bool
     threads: Count
+    device: Device = "cpu"
 
     @property
     def key(self) -> str:
-        """One text per case: two different cases never share it."""
+        """One text per case: two different cases never share it. On the CPU it is what it was before there were devices."""
         parts = [
             self.model,
             "x".join(map(str, self.input_shape)),
@@ -41,6 +43,7 @@ class Case:
             "buffers" if self.broadcast_buffers else "nobuffers",
             "backward" if self.backward else "forward",
             f"threads{self.threads}",
+            *([self.device] if self.device != "cpu" else []),
         ]
         return "/".join(quote(part, safe="") for part in parts)
 
@@ -53,6 +56,7 @@ class Case:
         words += [f"ddp, world size={self.world_size}"] if self.ddp else []
         words += ["buffers not broadcast"] if not self.broadcast_buffers else []
         words += ["forward only"] if not self.backward else []
+        words += [self.device] if self.device != "cpu" else []
         return ", ".join(words)
 
 
@@ -70,6 +74,7 @@ class Cell:
     broadcast_buffers: bool
     backward: bool
     threads: Count
+    device: Device = "cpu"
 
     @property
     def case(self) -> Case:

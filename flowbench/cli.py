@@ -93,6 +93,20 @@ class _Seconds(click.ParamType):
         return seconds
 
 
+class _Bytes(click.ParamType):
+    """A size of at least a byte, with or without a unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        match = re.fullmatch(r"(\d{1,15})\s*(B|KiB|MiB|GiB)?", str(value).strip())
+        unit = {None: 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]] if match else 0
+        size = int(match[1]) << unit if match else 0
+        if not 0 < size < 2**53:
+            self.fail(f"{value!r} is no size, expected bytes, KiB, MiB or GiB, for example 8GiB", param, ctx)
+        return size
+
+
 _COUNT = click.IntRange(min=1, max=1_000_000)
 
 
@@ -112,11 +126,12 @@ def cli(ctx: click.Context) -> int:
 
 @cli.command(cls=_ManyValues)
 @click.option(
-    "--preset", metavar="NAME", help="A named grid: smoke, cpu, seed, full. Default: what suits this machine."
+    "--preset", metavar="NAME", help="A named grid: smoke, cpu, gpu, seed, full. Default: what suits this machine."
 )
 @click.option("--engine", "engines", multiple=True, metavar="NAME …", help="The engines. Default: the preset's.")
 @click.option("--reference", metavar="NAME",
               help="The engine that others are compared with. Default: torch-eager; none compares nothing.")  # fmt: skip
+@click.option("--device", type=click.Choice(("cpu", "cuda")), help="Where. Default: a GPU where one answers.")
 @click.option("--model", "models", multiple=True, metavar="NAME …", help="The models. Default: the preset's.")
 @click.option("--batch-size", "batch_sizes", multiple=True, type=_COUNT, metavar="N …", help="Images per step.")
 @click.option("--input-shape", "image_shape", type=_ImageShape(), help="The shape of one image, for example 3x224x224.")
@@ -127,6 +142,8 @@ def cli(ctx: click.Context) -> int:
     "--threads", type=click.IntRange(1, 10_000), help="CPU threads, the same for all. Default: the cores here."
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of weights and data. Default: 0.")
+@click.option("--gpu-memory-limit", "gpu_memory_limit_bytes", type=_Bytes(), metavar="SIZE",
+              help="What an engine's allocator may take of a GPU's memory, such as 8GiB. Default: all.")  # fmt: skip
 @click.option("--timeout", "timeout_s", type=_Seconds(), metavar="SECONDS",
               help="A process without progress for so long hangs. Default: derived from its steps.")  # fmt: skip
 @click.option("--wall-cap", "wall_cap_s", type=_Seconds(), metavar="SECONDS",

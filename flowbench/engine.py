@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from flowbench.cell import Case, Cell
+from flowbench.cell import Case, Cell, Device
 from flowbench.errors import FlowbenchError, unknown_name
 
 ENTRY_POINT_GROUP = "flowbench.engines"
@@ -26,6 +26,9 @@ _BUILT_IN = {
     "flow-eager": "flowbench.engines.flow:FlowEager",
     "torch-eager": "flowbench.engines.torch:TorchEager",
     "torch-channels-last": "flowbench.engines.torch:TorchChannelsLast",
+    "torch-eager-benchmark": "flowbench.engines.torch:TorchEagerBenchmark",
+    "torch-channels-last-benchmark": "flowbench.engines.torch:TorchChannelsLastBenchmark",
+    "flow-eager-untimed": "flowbench.engines.flow:FlowEagerUntimed",
 }
 
 
@@ -41,7 +44,8 @@ class Batch:
 class Task:
     """What an engine is asked to train: the weights by torchvision's names, the batches in turn, SGD's settings.
 
-    The arrays of `weights` are views of one buffer that is given back after `build`: copy what is kept.
+    The arrays of `weights` are views of one buffer that is given back after `build`: copy what is kept. On a GPU the
+    engine's allocator may take `gpu_memory_limit_bytes` at most, where that is not None.
     """
 
     cell: Cell
@@ -51,10 +55,23 @@ class Task:
     momentum: float
     rank: int
     world_size: int
+    gpu_memory_limit_bytes: int | None = None
+
+
+class Event(Protocol):
+    """A point in a device's work, as `torch.cuda.Event(enable_timing=True)` is one after `record()`."""
+
+    def synchronize(self) -> object:
+        """Wait until the device has reached it."""
+        ...
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds from this event to `end`, another one of its kind, both reached."""
+        ...
 
 
 class Training(Protocol):
-    """A model being trained. Only `step` and `synchronize` are timed."""
+    """A model being trained on `device` (`cpu`, `cuda:0`). Only `step`, and waiting for the device, is timed."""
 
     device: str = "cpu"
 
@@ -65,6 +82,15 @@ class Training(Protocol):
     def loss(self) -> float:
         """The loss of the last step, taken before its weights changed."""
         ...
+
+    def event(self) -> Event | None:
+        """A timed event behind everything started so far; None (the default) has steps timed by the host's clock instead."""
+        return None
+
+    def later_loss(self) -> Callable[[], float]:
+        """What gives the last step's loss when the device has done it. An engine with events must not wait here."""
+        value = self.loss()
+        return lambda: value
 
     def synchronize(self) -> None:
         """Wait until the device has done all work of the steps started so far."""
@@ -92,6 +118,7 @@ class Engine(Protocol):
 
     display_name: str
     library: str
+    devices: tuple[Device, ...] = ("cpu",)
 
     def build(self, task: Task) -> Training:
         """Build the model in this process, load the weights, put the batches where steps read them."""
@@ -112,6 +139,10 @@ class Engine(Protocol):
 
     def advice(self) -> str | None:
         """What would make this engine faster here, with the way out; None where nothing would. May import the framework."""
+        return None
+
+    def gpu_refusal(self) -> str | None:
+        """Why this engine cannot use a GPU that is here, with the way out; None where it can. Makes no CUDA context."""
         return None
 
     def unsupported(self, case: Case) -> str | None:
@@ -145,6 +176,12 @@ def load_engine(name: str) -> Engine:
     if lacks is not None:
         raise FlowbenchError(f"engine {name!r} from {source!r} is no engine: {lacks}; see flowbench.engine.Engine")
     return engine
+
+
+def device_refusal(engine: Engine, device: Device) -> str | None:
+    """Why `engine` cannot run on `device`; None where it can. An engine that names no devices runs on the CPU."""
+    devices = getattr(engine, "devices", ("cpu",))
+    return None if device in devices else f"it does not run on {device}, but on {', '.join(map(str, devices))}"
 
 
 def ask(engine: Engine, question: Literal["unavailable", "advice", "unsupported"], *about: Case) -> str | None:

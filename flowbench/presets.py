@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flowbench.cell import Case, Cell
+from flowbench.cell import Case, Cell, Device
 from flowbench.errors import unknown_name
 
 REFERENCE = "torch-eager"
@@ -17,7 +17,8 @@ ALL_ENGINES = ("flow-eager", "torch-channels-last", REFERENCE)
 class Preset:
     """A grid: every model on every image shape [C, H, W] at every batch size, by every engine; and how often.
 
-    After `wall_cap_s` no further round is begun, unless a number of pairs was asked for.
+    After `wall_cap_s` no further round is begun, unless a number of pairs was asked for. Without a `device` it is for GPUs
+    where there are some, else for the CPU.
     """
 
     summary: str
@@ -30,6 +31,7 @@ class Preset:
     pairs: int
     reference: str | None = REFERENCE
     wall_cap_s: float | None = None
+    device: Device | None = None
 
     def cells(self, threads: int) -> Iterator[Cell]:
         """The cells of the grid, case by case."""
@@ -44,6 +46,7 @@ class Preset:
                 broadcast_buffers=True,
                 backward=True,
                 threads=threads,
+                device=self.device or "cpu",
             )
             yield from (Cell.of(case, engine) for engine in self.engines)
 
@@ -57,7 +60,12 @@ PRESETS = {
     ),
     "cpu": Preset(
         "the default without a GPU: ResNet50 training, N = 4, 2, 1, in six minutes at most",
-        ALL_ENGINES, ("resnet50",), (IMAGE,), (4, 2, 1), steps=5, warmup=3, pairs=3, wall_cap_s=285,
+        ALL_ENGINES, ("resnet50",), (IMAGE,), (4, 2, 1), steps=5, warmup=3, pairs=3, wall_cap_s=285, device="cpu",
+    ),
+    "gpu": Preset(
+        "the default with a GPU: ResNet50 training, N = 1 to 256, in ten minutes at most",
+        ALL_ENGINES, ("resnet50",), (IMAGE,), (256, 128, 64, 32, 16, 8, 4, 2, 1),
+        steps=20, warmup=5, pairs=2, wall_cap_s=570, device="cuda",
     ),
     "seed": Preset(
         "the classic setting: ResNet50, 50 steps, N = 16, 8, 4, 2, 1",
@@ -79,5 +87,5 @@ def find_preset(name: str) -> Preset:
 
 
 def default_preset(gpus: Sequence[object]) -> str:
-    """The preset for a machine with these GPUs: none of the presets needs one."""
-    return "gpu" if gpus and "gpu" in PRESETS else "cpu"
+    """The preset for a machine with these GPUs."""
+    return "gpu" if gpus else "cpu"

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 from flowbench.cell import Case
-from flowbench.engine import Engine, Task, Training
+from flowbench.engine import Engine, Event, Task, Training
 
 
 class FlowTraining(Training):
     """A Flow model being trained with Flow's SGD."""
 
-    device = "cpu"
-
     def __init__(self, task: Task) -> None:
         import framework as flow
 
-        flow.set_num_threads(task.cell.threads)
+        self.device = "cpu" if task.cell.device == "cpu" else f"cuda:{task.rank}"
         self._flow = flow
+        self._on_gpu = self.device != "cpu"
+        self._memory = flow.cuda if self._on_gpu else flow.cpu
+        if self._on_gpu:
+            flow.cuda.set_device(self.device)
+            flow.cuda.set_memory_limit(task.gpu_memory_limit_bytes)
+        flow.set_num_threads(task.cell.threads)
         self._model = _build_model(flow, task)
         self._model.load_state_dict(dict(task.weights))
+        self._model.to(self.device)
         self._model.train()
-        self._batches = [(flow.tensor(batch.images), flow.tensor(batch.labels)) for batch in task.batches]
+        self._batches = [
+            (flow.tensor(batch.images, device=self.device), flow.tensor(batch.labels, device=self.device))
+            for batch in task.batches
+        ]
         self._criterion = flow.nn.CrossEntropyLoss()
         self._optimizer = flow.optim.SGD(self._model.parameters(), lr=task.learning_rate, momentum=task.momentum)
         self._loss: Any = None
@@ -38,18 +47,33 @@ class FlowTraining(Training):
     def loss(self) -> float:
         return float(self._loss.item())
 
+    def later_loss(self) -> Callable[[], float]:
+        loss = self._loss
+        return lambda: float(loss.item())
+
+    def event(self) -> Event | None:
+        if not self._on_gpu:
+            return None
+        event = self._flow.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def synchronize(self) -> None:
+        if self._on_gpu:
+            self._flow.cuda.synchronize()
+
     def threads(self) -> int | None:
         # NumPy's kernels cannot be asked: its library read the number of threads from the environment when it was loaded.
         return self._flow.get_num_threads() if self._flow.backends.onednn.available() else None
 
     def reset_peaks(self) -> None:
-        self._flow.cpu.reset_peak_memory_stats()
+        self._memory.reset_peak_memory_stats()
 
     def allocated_peak_bytes(self) -> int:
-        return self._flow.cpu.max_memory_allocated()
+        return self._memory.max_memory_allocated()
 
     def reserved_peak_bytes(self) -> int:
-        return self._flow.cpu.max_memory_reserved()
+        return self._memory.max_memory_reserved()
 
 
 class FlowEager(Engine):
@@ -57,6 +81,7 @@ class FlowEager(Engine):
 
     display_name = "Flow"
     library = "framework"
+    devices = ("cpu", "cuda")
 
     def build(self, task: Task) -> FlowTraining:
         return FlowTraining(task)
@@ -78,7 +103,17 @@ class FlowEager(Engine):
             return None
         return f"runs on NumPy alone, many times slower: {flow.backends.onednn.why()}"
 
+    def gpu_refusal(self) -> str | None:
+        import framework as flow
+
+        return flow.cuda.why() or flow.backends.cudnn.why()
+
     def unsupported(self, case: Case) -> str | None:
+        if case.device == "cuda" and importlib.util.find_spec("cupy") is None:
+            return (
+                "Flow on a GPU needs CuPy: pip install 'flowbench[cuda13]' for drivers from 580 on, 'flowbench[cuda12]' "
+                "for older ones"
+            )
         if case.precision != "float32":
             return f"flow-eager trains in float32, not in {case.precision}"
         if case.mode != "eager":
@@ -86,6 +121,23 @@ class FlowEager(Engine):
         if case.world_size != 1:
             return "flow-eager runs one rank"
         return None
+
+
+class FlowEagerUntimed(FlowEager):
+    """Flow that takes cuDNN's first suggestion, as PyTorch does by default, in place of timing some of them."""
+
+    display_name = "Flow-untimed"
+
+    def build(self, task: Task) -> FlowTraining:
+        import framework as flow
+
+        flow.backends.cudnn.timed_plans = 1
+        return FlowTraining(task)
+
+    def unsupported(self, case: Case) -> str | None:
+        if case.device != "cuda":
+            return "how cuDNN's plans are chosen matters on a GPU only"
+        return super().unsupported(case)
 
 
 def _build_model(flow: Any, task: Task) -> Any:

@@ -1,13 +1,14 @@
-"""PyTorch as an engine: with its defaults, which is the reference of every ratio, and in channels_last memory format."""
+"""PyTorch as an engine: with its defaults, which is the reference of every ratio, in channels_last, and with autotuning."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from flowbench.cell import Case
-from flowbench.engine import Engine, Task, Training
+from flowbench.engine import Engine, Event, Task, Training
 
 
 class TorchTraining(Training):
@@ -19,14 +20,20 @@ class TorchTraining(Training):
         from flowbench.engines.torch_models import build_model
 
         self._torch = torch
-        self.device = "cpu"
+        self.device = "cpu" if task.cell.device == "cpu" else f"cuda:{task.rank}"
+        self._on_gpu = self.device != "cpu"
+        if self._on_gpu:
+            _open_gpu(torch, self.device, task.gpu_memory_limit_bytes)
         self._model = build_model(task.cell.model, {name: array.shape for name, array in task.weights.items()})
         self._model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in task.weights.items()})
         self._model.train()
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self._model.to(memory_format=memory_format)
+        self._model.to(self.device, memory_format=memory_format)
         self._batches = [
-            (torch.from_numpy(batch.images).contiguous(memory_format=memory_format), torch.from_numpy(batch.labels))
+            (
+                torch.from_numpy(batch.images).to(self.device).contiguous(memory_format=memory_format),
+                torch.from_numpy(batch.labels).to(self.device),
+            )
             for batch in task.batches
         ]
         self._criterion = torch.nn.CrossEntropyLoss()
@@ -44,8 +51,33 @@ class TorchTraining(Training):
     def loss(self) -> float:
         return float(self._loss.item())
 
+    def later_loss(self) -> Callable[[], float]:
+        loss = self._loss
+        return lambda: float(loss.item())
+
+    def event(self) -> Event | None:
+        if not self._on_gpu:
+            return None
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def synchronize(self) -> None:
+        if self._on_gpu:
+            self._torch.cuda.synchronize()
+
     def threads(self) -> int:
         return self._torch.get_num_threads()
+
+    def reset_peaks(self) -> None:
+        if self._on_gpu:
+            self._torch.cuda.reset_peak_memory_stats()
+
+    def allocated_peak_bytes(self) -> int | None:
+        return self._torch.cuda.max_memory_allocated() if self._on_gpu else None
+
+    def reserved_peak_bytes(self) -> int | None:
+        return self._torch.cuda.max_memory_reserved() if self._on_gpu else None
 
 
 class TorchEager(Engine):
@@ -53,12 +85,24 @@ class TorchEager(Engine):
 
     display_name = "PyTorch"
     library = "torch"
+    devices = ("cpu", "cuda")
     channels_last = False
+    autotuned = False
 
     def build(self, task: Task) -> TorchTraining:
+        import torch
+
+        torch.backends.cudnn.benchmark = self.autotuned
         return TorchTraining(task, self.channels_last)
 
+    def gpu_refusal(self) -> str | None:
+        import torch
+
+        return _gpu_refusal(torch)
+
     def unsupported(self, case: Case) -> str | None:
+        if self.autotuned and case.device != "cuda":
+            return "cudnn.benchmark is a setting for GPUs"
         if case.precision != "float32":
             return f"{self.display_name} is measured in float32, not in {case.precision}"
         if case.mode != "eager":
@@ -73,3 +117,40 @@ class TorchChannelsLast(TorchEager):
 
     display_name = "PyTorch-NHWC"
     channels_last = True
+
+
+class TorchEagerBenchmark(TorchEager):
+    """PyTorch with `cudnn.benchmark = True`: cuDNN's algorithms are timed when a shape is met first, as Flow does."""
+
+    display_name = "PyTorch-benchmark"
+    autotuned = True
+
+
+class TorchChannelsLastBenchmark(TorchChannelsLast):
+    """PyTorch in channels_last memory format, with `cudnn.benchmark = True`."""
+
+    display_name = "PyTorch-NHWC-benchmark"
+    autotuned = True
+
+
+def _open_gpu(torch: Any, device: str, memory_limit_bytes: int | None) -> None:
+    """Makes `device` the current one; its allocator then takes `memory_limit_bytes` at most."""
+    refusal = _gpu_refusal(torch)
+    if refusal is not None:
+        raise RuntimeError(refusal)
+    torch.cuda.set_device(device)
+    if memory_limit_bytes is not None:
+        whole = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, memory_limit_bytes / whole))
+
+
+def _gpu_refusal(torch: Any) -> str | None:
+    """Why this PyTorch cannot use a GPU, with the way out; None where it can. Makes no CUDA context."""
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} is built for CPUs alone: install a build for CUDA (python -m pip install torch)"
+    if not torch.cuda.is_available():
+        return (
+            f"PyTorch {torch.__version__} (CUDA {torch.version.cuda}) finds no GPU it can use: nvidia-smi should list one, "
+            "with a driver new enough, and CUDA_VISIBLE_DEVICES must not hide it"
+        )
+    return None

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 import flowbench
-from flowbench.cell import Case, Cell
-from flowbench.engine import Engine, ask, load_engine, skipped_engines
+from flowbench.cell import Case, Cell, Device
+from flowbench.engine import Engine, ask, device_refusal, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.schedule import ORDER
 from flowbench.presets import Preset, default_preset, find_preset
@@ -48,6 +48,8 @@ class Request:
     seed: int | None = None
     timeout_s: float | None = None
     wall_cap_s: float | None = None
+    device: Device | None = None
+    gpu_memory_limit_bytes: int | None = None
 
     def conflicts(self, document: RunDocument) -> list[str]:
         """What was asked for and differs from `document`'s settings, each in words."""
@@ -66,8 +68,9 @@ class Request:
                 {self.image_shape} if self.image_shape else None,
                 {cell.input_shape[1:] for cell in cells},
             ),
+            ("device", {self.device} if self.device else None, {cell.device for cell in cells}),
         ]
-        names = ("steps", "warmup", "pairs", "threads", "seed")
+        names = ("steps", "warmup", "pairs", "threads", "seed", "gpu_memory_limit_bytes")
         pairs += [(name, getattr(self, name), getattr(protocol, name)) for name in names]
         return [
             f"{name} {_words(theirs)}, asked for {_words(ours)}"
@@ -83,8 +86,8 @@ def _words(value: object) -> str:
 def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
     """The document of a sitting before its first sample; raises FlowbenchError for what cannot be measured at all."""
     machine = fingerprint.read_machine()
-    name = request.preset or default_preset(machine.gpus)
-    preset = _with_request(find_preset(name), request)
+    name = request.preset or default_preset(machine.gpus if request.device != "cpu" else ())
+    preset = _with_request(find_preset(name), request, machine)
     threads = request.threads or fingerprint.default_threads(machine)
     _check_size(preset, machine)
     engines, not_measured = _available(preset)
@@ -92,7 +95,8 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
     for cell in preset.cells(threads):
         if cell.engine not in engines:
             continue
-        reason = _why_not(engines[cell.engine], "unsupported", cell.case)
+        engine = engines[cell.engine]
+        reason = device_refusal(engine, cell.device) or _why_not(engine, "unsupported", cell.case)
         if reason is not None:
             not_measured.append(NotMeasured(cell.label, reason))
         else:
@@ -162,7 +166,18 @@ def resumed_protocol(document: RunDocument, request: Request) -> Protocol:
     )
 
 
-def _with_request(preset: Preset, request: Request) -> Preset:
+def _device(preset: Preset, request: Request, machine: Machine) -> Device:
+    """Where it is measured: as asked for, as the preset has it, else on a GPU where there is one."""
+    device = request.device or preset.device or ("cuda" if machine.gpus else "cpu")
+    if device == "cuda" and not machine.gpus:
+        raise FlowbenchError(
+            "device cuda was asked for, but no GPU answers here (nvidia-smi lists none, or CUDA_VISIBLE_DEVICES hides it): "
+            "take --device cpu, and a preset for it (smoke, cpu, seed, full)"
+        )
+    return device
+
+
+def _with_request(preset: Preset, request: Request, machine: Machine) -> Preset:
     reference = None if request.reference == NO_REFERENCE else request.reference or preset.reference
     engines = request.engines or preset.engines
     if reference and (request.engines or request.reference):
@@ -177,6 +192,7 @@ def _with_request(preset: Preset, request: Request) -> Preset:
         steps=request.steps or preset.steps,
         warmup=preset.warmup if request.warmup is None else request.warmup,
         pairs=request.pairs or preset.pairs,
+        device=_device(preset, request, machine),
     )
 
 
@@ -238,6 +254,7 @@ def _protocol(preset: Preset, request: Request, threads: int) -> Protocol:
         loss_tolerance=losses.TOLERANCE,
         timeout_s=request.timeout_s,
         wall_cap_s=request.wall_cap_s or (None if request.pairs else preset.wall_cap_s),
+        gpu_memory_limit_bytes=request.gpu_memory_limit_bytes,
     )
 
 

@@ -117,6 +117,7 @@ class _Session:
             seed=protocol.seed,
             learning_rate=protocol.learning_rate,
             momentum=protocol.momentum,
+            gpu_memory_limit_bytes=protocol.gpu_memory_limit_bytes,
         )
         result = run_group(job, self.document.run_id, protocol.timeout_s, self._watcher.step)
         after = read_counters()

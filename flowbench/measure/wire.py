@@ -24,6 +24,7 @@ class Job:
     seed: int
     learning_rate: float
     momentum: float
+    gpu_memory_limit_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,20 @@ import importlib
 import math
 import os
 import sys
+import time
+from collections.abc import Sequence
 
 from flowbench.engine import Engine, Task, Training, load_engine
-from flowbench.measure.clock import time_step
+from flowbench.measure.clock import time_by_events, time_step
 from flowbench.measure.memory import ResidentMeter
 from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
 from flowbench.measure.wire import Event, Job, Phase, event_line, read_job
 from flowbench.record.run import Memory, RankSample
 from flowbench.workload.data import make_batches, make_weights
 from flowbench.workload.models import describe_model
+
+# While events time the steps, the host's time is what is measured: the parent hears of progress this often at most.
+TELL_S = 1.0
 
 
 def main(commands: int, events: int) -> None:
@@ -56,7 +61,7 @@ class Rank:
         training, held_before = self._build(job, engine, meter)
         self._enter("warm-up")
         losses: list[float | None] = []
-        warmup_ms = self._steps(training, meter, losses, 0, job.warmup)
+        warmup_ms = self._steps(training, meter, losses, range(job.warmup))
         self._enter("barrier")
         if self._commands.readline() != b"go\n":
             raise RuntimeError("the parent went away before the timed steps")
@@ -68,14 +73,15 @@ class Rank:
                 note="the peak of resident memory includes building and warm-up: the system does not let it be reset"
             )
         self._enter("steps")
-        steps_ms = self._steps(training, meter, losses, job.warmup, job.steps)
-        self._phase = "end"
+        steps = range(job.warmup, job.warmup + job.steps)
+        host_ms: list[float] | None = None
+        if training.event() is None:
+            steps_ms = self._steps(training, meter, losses, steps)
+        else:
+            steps_ms, host_ms = self._steps_by_events(training, meter, losses, steps)
+        self._enter("end")
         memory = Memory(training.allocated_peak_bytes(), training.reserved_peak_bytes(), meter.peak(), held_before)
-        threads = training.threads()
-        if threads is None:
-            self.tell(note="the engine cannot tell how many threads it uses")
-        elif threads != job.cell.threads:
-            raise RuntimeError(f"the engine uses {threads} threads, the cell asks for {job.cell.threads}")
+        self._check(training, job)
         self.tell(
             result=RankSample(
                 rank=job.rank,
@@ -83,6 +89,7 @@ class Rank:
                 device=training.device,
                 warmup_ms=tuple(warmup_ms),
                 steps_ms=tuple(steps_ms),
+                host_ms=None if host_ms is None else tuple(host_ms),
                 losses=tuple(losses),
                 memory=memory,
             )
@@ -109,21 +116,55 @@ class Rank:
             momentum=job.momentum,
             rank=job.rank,
             world_size=cell.world_size,
+            gpu_memory_limit_bytes=job.gpu_memory_limit_bytes,
         )
         return engine.build(task), held_before
 
     def _steps(
-        self, training: Training, meter: ResidentMeter, losses: list[float | None], first: int, count: int
+        self, training: Training, meter: ResidentMeter, losses: list[float | None], steps: Sequence[int]
     ) -> list[float]:
-        """Time `count` steps; what is not the step (the loss, the memory, the message) comes between the timed parts."""
+        """Time each step; what is not the step (the loss, the memory, the message) comes between the timed parts."""
         times_ms = []
-        for index in range(first, first + count):
+        for index in steps:
             times_ms.append(time_step(training, index))
-            loss = training.loss()
-            losses.append(loss if math.isfinite(loss) else None)
+            losses.append(_finite(training.loss()))
             meter.sample()
             self.tell(step=index)
         return times_ms
+
+    def _steps_by_events(
+        self, training: Training, meter: ResidentMeter, losses: list[float | None], steps: range
+    ) -> tuple[list[float], list[float]]:
+        """Time the steps on the device, with nothing between them; losses are read afterwards. Also the host's times."""
+        pending = []
+        told = time.monotonic()
+
+        def issued(index: int) -> None:
+            nonlocal told
+            pending.append(training.later_loss())
+            if time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                self.tell(step=index)
+
+        times = time_by_events(training, steps.start, len(steps), issued)
+        losses += [_finite(loss()) for loss in pending]
+        meter.sample()
+        self.tell(step=steps[-1])
+        return times.steps_ms, times.host_ms
+
+    def _check(self, training: Training, job: Job) -> None:
+        """Raise RuntimeError where the engine did not do what the cell asks for."""
+        if training.device.partition(":")[0] != job.cell.device:
+            raise RuntimeError(f"the engine trained on {training.device}, the cell asks for {job.cell.device}")
+        threads = training.threads()
+        if threads is not None and threads != job.cell.threads and job.cell.device == "cpu":
+            raise RuntimeError(f"the engine uses {threads} threads, the cell asks for {job.cell.threads}")
+        if threads is None and job.cell.device == "cpu":
+            self.tell(note="the engine cannot tell how many threads it uses")
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
 
 
 def _describe(error: BaseException) -> str:

@@ -45,6 +45,7 @@ class Protocol:
     loss_tolerance: float
     timeout_s: Seconds | None
     wall_cap_s: Seconds | None
+    gpu_memory_limit_bytes: Annotated[int, Limit(minimum=1)] | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ class Memory:
 class RankSample:
     """What one rank of one process group measured; times in ms, in the order of the steps, device synchronised.
 
-    `losses` has one entry per step, warm-up first; null where the loss was not finite.
+    `losses` has one entry per step, warm-up first; null where the loss was not finite. `host_ms`, where steps were timed by
+    events on the device, is the time until the call that issued the step returned.
     """
 
     rank: Index
@@ -113,6 +115,7 @@ class RankSample:
     steps_ms: tuple[Milliseconds, ...]
     losses: tuple[float | None, ...]
     memory: Memory
+    host_ms: tuple[Milliseconds, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -237,8 +240,12 @@ class RunDocument:
         if sample.pair >= protocol.pairs:
             raise CodecError(f"{path}.pair", str(sample.pair), f"less than the protocol's {protocol.pairs} pairs")
         for index, rank in enumerate(sample.ranks):
-            for field, most in (("warmup_ms", protocol.warmup), ("steps_ms", protocol.steps)):
-                times = len(getattr(rank, field))
+            for field, most in (
+                ("warmup_ms", protocol.warmup),
+                ("steps_ms", protocol.steps),
+                ("host_ms", protocol.steps),
+            ):
+                times = len(getattr(rank, field) or ())
                 if times > most:
                     raise CodecError(
                         f"{path}.ranks[{index}].{field}", f"{times} times", f"at most the protocol's {most} steps"
@@ -248,6 +255,11 @@ class RunDocument:
     def by_key(self) -> Mapping[str, Cell]:
         """The cells by their key."""
         return {cell.key: cell for cell in self.cells}
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether anything of it is measured on a GPU."""
+        return any(cell.device == "cuda" for cell in self.cells)
 
     @property
     def cases(self) -> tuple[Case, ...]:

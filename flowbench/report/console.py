@@ -28,8 +28,8 @@ def write(facts: Facts) -> str:
     if facts.document.findings:
         lines.append("Disturbed by:")
         lines += _cut([f"  {item.kind}: {item.message}" for item in facts.document.findings], 2, "findings")
-    machine, protocol = facts.document.machine, facts.document.protocol
-    wanted = {"run", "commit", "GPU" if machine.gpus else "CPU"}
+    protocol = facts.document.protocol
+    wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
     lines += _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
     lines.append(
         f"{counted(protocol.pairs, 'pair')} of fresh processes, {protocol.warmup} warm-up and "

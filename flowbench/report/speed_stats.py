@@ -16,7 +16,8 @@ def write(facts: Facts) -> str:
     What has no figures stands under "Not measured", in a table: readers take tables for noise, whatever a reason says.
     """
     machine = facts.document.machine
-    device = f"GPU Name: {_name(machine.gpus[0].name)}" if machine.gpus else f"CPU Name: {_name(machine.cpu_model)}"
+    on_gpu = facts.document.on_gpu and machine.gpus
+    device = f"GPU Name: {_name(machine.gpus[0].name)}" if on_gpu else f"CPU Name: {_name(machine.cpu_model)}"
     framework, case_text = _unique_words(_framework), _case_texts(facts)
     lines = ["Speed stats:", device, ""]
     for comparison in facts.comparisons:

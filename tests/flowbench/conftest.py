@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+
+from flowbench.record import machine
+from flowbench.record.run import Gpu, Machine
 
 HERE = Path(__file__).parent
 
@@ -34,6 +38,10 @@ ENGINES = {
     "toy-second-raises": "odd_engines:SecondRankRaises",
     "toy-second-slow": "odd_engines:SlowSecondRank",
     "toy-missing": "odd_engines:NotInstalled",
+    "toy-gpu": "gpu_engines:Gpu",
+    "toy-gpu-elsewhere": "gpu_engines:ElsewhereEvents",
+    "toy-gpu-on-cpu": "gpu_engines:StaysOnCpu",
+    "toy-gpu-memory": "gpu_engines:OutOfMemory",
     "toy-no-module": "no_such_module:Engine",
 }
 
@@ -42,7 +50,7 @@ ENGINES = {
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder as pip would leave it: the modules and their dist-info."""
     folder = tmp_path_factory.mktemp("site")
-    for module in ("toy_engine.py", "odd_engines.py"):
+    for module in ("toy_engine.py", "odd_engines.py", "gpu_engines.py"):
         shutil.copy(HERE / module, folder)
     info = folder / "toys-1.0.dist-info"
     info.mkdir()
@@ -57,8 +65,16 @@ def toys(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The toy engines, for this process and the ranks it starts."""
     monkeypatch.syspath_prepend(site)
     yield site
-    for module in ("toy_engine", "odd_engines"):
+    for module in ("toy_engine", "odd_engines", "gpu_engines"):
         sys.modules.pop(module, None)
+
+
+@pytest.fixture
+def gpu_box(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """This machine, as if a GPU were in it."""
+    box = dataclasses.replace(machine.read_machine(), gpus=(Gpu("A GPU", 140 * 2**30),), gpu_driver="580.1")
+    monkeypatch.setattr(machine, "read_machine", lambda: box)
+    return box
 
 
 Starter = Callable[..., "subprocess.Popen[str]"]

@@ -94,8 +94,8 @@ def documents() -> dict[str, run.RunDocument]:
     """One run document per situation."""
     both = [FLOW, TORCH]
     killed = run.Ending("running", None, None)
-    graph = batch(4, precision="bfloat16", mode="graph", backward=False)
-    ranks = batch(16, world_size=2, ddp=True, broadcast_buffers=False)
+    graph = batch(4, precision="bfloat16", mode="graph", backward=False, device="cuda")
+    ranks = batch(16, world_size=2, ddp=True, broadcast_buffers=False, device="cuda")
     same_name = [FLOW, dataclasses.replace(FLOW, name="flow-graph"), dataclasses.replace(FLOW, name="flow-old"), TORCH]
     wrong = {("flow-eager", 4): ("void", "losses differ from PyTorch's by 0.31 at step 2, allowed are 0.0001")}
     died = {("flow-eager", 4): ("failed", "rank 0 died of SIGKILL (out of memory?)\nlast words: none")}

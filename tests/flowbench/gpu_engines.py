@@ -1,0 +1,75 @@
+"""Engines that act as if they ran on a GPU: with events, work that is done later, a limit of memory; and wrong ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from toy_engine import ToyEngine, ToyTraining
+
+from flowbench.engine import Task
+
+
+class PretendedEvent:
+    """An event whose device does everything at once."""
+
+    def __init__(self) -> None:
+        self.reached_ns = time.perf_counter_ns()
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: PretendedEvent, /) -> float:
+        return (end.reached_ns - self.reached_ns) / 1e6
+
+
+class GpuTraining(ToyTraining):
+    device = "cuda:0"
+
+    def event(self) -> PretendedEvent | None:
+        return PretendedEvent()
+
+    def later_loss(self) -> Callable[[], float]:
+        value = self.last
+        return lambda: value
+
+    def threads(self) -> None:
+        return None
+
+
+class Gpu(ToyEngine):
+    display_name = "ToyGPU"
+    devices = ("cuda",)
+    training = GpuTraining
+
+    def build(self, task: Task) -> ToyTraining:
+        return self.training(task)
+
+
+class ElsewhereEvents(Gpu):
+    """Its events lie on a stream where nothing runs."""
+
+    class training(GpuTraining):
+        def event(self) -> PretendedEvent:
+            event = PretendedEvent()
+            event.reached_ns = 0
+            return event
+
+        def step(self, index: int) -> None:
+            super().step(index)
+            time.sleep(0.002)
+
+
+class StaysOnCpu(Gpu):
+    """Takes the cell for a GPU and runs on the CPU."""
+
+    class training(GpuTraining):
+        device = "cpu"
+
+
+class OutOfMemory(Gpu):
+    """Asks for more than its limit."""
+
+    def build(self, task: Task) -> ToyTraining:
+        limit = task.gpu_memory_limit_bytes
+        raise MemoryError(f"out of memory on cuda:0: asked for 2.0 GiB, limit {limit} B, held 1.0 MiB; by: conv1")

@@ -1,0 +1,125 @@
+"""Cells on a GPU, by engines that act as if there were one: which are planned, how they are timed, what fails alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowbench.cell import Case
+from flowbench.errors import FlowbenchError
+from flowbench.measure.plan import Request, check_resumable, plan_run
+from flowbench.measure.session import Watcher, run_session
+from flowbench.record import machine, store
+from flowbench.record.document import read_document
+from flowbench.record.run import Machine, RunDocument
+
+pytestmark = pytest.mark.usefixtures("toys", "gpu_box")
+
+CASE = Case("resnet50", (4, 3, 224, 224), "float32", "eager", 1, False, True, True, 2)
+
+
+class Silent(Watcher):
+    def turn(self, turn, number, turns, left_s):
+        pass
+
+    def step(self, step):
+        pass
+
+    def sample(self, sample):
+        pass
+
+
+def planned(*engines: str, **changes: object) -> RunDocument:
+    request = {"models": ("linear",), "batch_sizes": (2,), "image_shape": (3, 4, 4), "steps": 3, "warmup": 1} | changes
+    return plan_run(Request(preset="smoke", engines=engines, pairs=1, threads=1, **request), ("test",))
+
+
+def measured(tmp_path: Path, *engines: str, **changes: object) -> RunDocument:
+    document = planned(*engines, reference=engines[-1], **changes)
+    path = store.create(tmp_path, document)
+    document = run_session(path, document, Silent())
+    assert read_document(path) == document
+    return document
+
+
+def test_a_case_on_a_gpu_is_another_case_and_says_so() -> None:
+    on_gpu = replace(CASE, device="cuda")
+    assert CASE.key == "resnet50/4x3x224x224/float32/eager/world1/single/buffers/backward/threads2"
+    assert on_gpu.key == CASE.key + "/cuda"
+    assert on_gpu.label == "resnet50 [4, 3, 224, 224], cuda"
+
+
+def test_where_a_gpu_answers_it_is_used() -> None:
+    assert {cell.device for cell in planned("toy-gpu", reference="none").cells} == {"cuda"}
+    document = plan_run(Request(engines=("torch-eager",)), ("test",))
+    assert document.preset == "gpu"
+    assert [cell.input_shape[0] for cell in document.cells] == [256, 128, 64, 32, 16, 8, 4, 2, 1]
+    assert {cell.device for cell in document.cells} == {"cuda"}
+    assert plan_run(Request(engines=("torch-eager",), device="cpu"), ("test",)).preset == "cpu"
+
+
+def test_the_preset_for_cpus_stays_on_the_cpu() -> None:
+    document = plan_run(Request(preset="cpu", engines=("torch-eager",)), ("test",))
+    assert {cell.device for cell in document.cells} == {"cpu"}
+
+
+def test_without_a_gpu_asking_for_one_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, gpu_box: Machine) -> None:
+    monkeypatch.setattr(machine, "read_machine", lambda: replace(gpu_box, gpus=()))
+    for request in (Request(device="cuda"), Request(preset="gpu")):
+        with pytest.raises(FlowbenchError, match=r"no GPU answers here .* take --device cpu"):
+            plan_run(request, ("test",))
+
+
+def test_an_engine_for_other_devices_is_left_out_by_name() -> None:
+    document = planned("toy", "toy-gpu", reference="none")
+    assert [cell.engine for cell in document.cells] == ["toy-gpu"]
+    (left_out,) = document.not_measured
+    assert left_out.what == "linear [2, 3, 4, 4], cuda toy"
+    assert left_out.reason == "it does not run on cuda, but on cpu"
+    document = planned("toy", "toy-gpu", reference="none", device="cpu")
+    assert [left_out.reason for left_out in document.not_measured] == ["it does not run on cpu, but on cuda"]
+
+
+def test_autotuning_is_for_gpus() -> None:
+    engines = ("torch-eager-benchmark", "torch-channels-last-benchmark")
+    with pytest.raises(FlowbenchError, match=r"cudnn\.benchmark is a setting for GPUs"):
+        planned(*engines, reference="none", device="cpu")
+    assert [cell.engine for cell in planned(*engines, reference="none").cells] == list(engines)
+
+
+def test_steps_are_timed_by_events_with_the_hosts_time_beside(tmp_path: Path) -> None:
+    document = measured(tmp_path, "toy-gpu", steps=5, warmup=2)
+    (sample,) = document.samples
+    (rank,) = sample.ranks
+    assert (sample.status, rank.device) == ("ok", "cuda:0")
+    assert (len(rank.warmup_ms), len(rank.steps_ms), len(rank.losses)) == (2, 5, 7)
+    assert rank.host_ms is not None
+    assert len(rank.host_ms) == 5
+    assert all(host <= step for host, step in zip(rank.host_ms, rank.steps_ms, strict=True))
+    assert len(set(rank.losses)) == 7
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("toy-gpu-elsewhere", "RuntimeError: the device's events account for 0.0 of "),
+        ("toy-gpu-on-cpu", "RuntimeError: the engine trained on cpu, the cell asks for cuda (in phase end)"),
+        ("toy-gpu-memory", "MemoryError: out of memory on cuda:0: asked for 2.0 GiB, limit 1048576 B, held 1.0 MiB"),
+    ],
+)
+def test_what_goes_wrong_on_a_gpu_fails_its_cell_alone(engine: str, said: str, tmp_path: Path) -> None:
+    document = measured(tmp_path, engine, "toy-gpu", gpu_memory_limit_bytes=2**20)
+    failed, good = document.samples
+    assert failed.error is not None
+    assert failed.error.startswith(said)
+    assert (failed.status, good.status) == ("failed", "ok")
+    assert document.protocol.gpu_memory_limit_bytes == 2**20
+
+
+def test_a_run_on_a_gpu_is_not_resumed_on_the_cpu() -> None:
+    document = planned("toy-gpu", reference="none")
+    check_resumable(document, Request(device="cuda"), "run.json")
+    with pytest.raises(FlowbenchError, match="device cuda, asked for cpu"):
+        check_resumable(document, Request(device="cpu"), "run.json")
