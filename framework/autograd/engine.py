@@ -143,9 +143,19 @@ def run_hooks(hooks: list[Hook], array: Array) -> Array:
     for hook in list(hooks):
         replaced = hook(Tensor(array))
         if replaced is not None:
+            if not isinstance(replaced, Tensor):
+                raise TypeError(
+                    f"a tensor hook returned {type(replaced).__name__}, expected a tensor to take the gradient's place, or"
+                    " None to leave it"
+                )
             if replaced.shape != array.shape:
                 raise RuntimeError(
                     f"a tensor hook returned shape {list(replaced.shape)} for a gradient of {list(array.shape)}"
+                )
+            if replaced.dtype is not array.dtype or replaced.device is not array.storage.device:
+                raise RuntimeError(
+                    f"a tensor hook returned {replaced.dtype} on {replaced.device} for a gradient of {array.dtype} on"
+                    f" {array.storage.device}; convert it with .to()"
                 )
             array = replaced.array
     return array

@@ -10,7 +10,7 @@ from framework.autograd.mode import mode
 from framework.autograd.node import Edge, Node
 from framework.tensor import Tensor
 from framework.vm import scope
-from framework.vm.array import Array
+from framework.vm.array import Array, overlap_partly
 from framework.vm.runtime import Runtime, runtime
 
 _NUMBERS = (int, float, np.number)
@@ -117,6 +117,13 @@ def apply_in_place(operation: type[Operation], target: Tensor, *inputs: Any, **a
             f"{operation.name}: a tensor of shape {list(target.shape)} with several elements in one place, such as"
             " expand() gives, cannot be written in place; write to a clone() of it"
         )
+    for item in inputs:
+        if isinstance(item, Tensor) and overlap_partly(target.array, item.array):
+            raise RuntimeError(
+                f"{operation.name}: a tensor of shape {list(target.shape)} cannot be written from one of shape"
+                f" {list(item.shape)} that lies partly in the same memory: elements would change before they are read;"
+                " pass a clone() of it"
+            )
     result = apply(operation, target, *inputs, **attributes)
     if recording:
         target.become(result)

@@ -5,6 +5,8 @@ He, Zhang, Ren and Sun, "Deep residual learning for image recognition", 2015.
 
 from __future__ import annotations
 
+from functools import partial
+
 from framework.nn import (
     AdaptiveAvgPool2d,
     BatchNorm2d,
@@ -51,7 +53,7 @@ class ResNet(Module):
         self, block: type[BasicBlock] | type[Bottleneck], blocks: tuple[int, int, int, int], num_classes: int = 1000
     ) -> None:
         super().__init__()
-        self.conv1 = Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        self.conv1 = _convolution(3, 64, 7, stride=2)
         self.bn1 = BatchNorm2d(64)
         self.maxpool = MaxPool2d(3, stride=2, padding=1)
         self.layer1, channels = _stage(block, 64, 64, blocks[0], stride=1)
@@ -61,9 +63,6 @@ class ResNet(Module):
         self.avgpool = AdaptiveAvgPool2d(1)
         self.flatten = Flatten()
         self.fc = Linear(channels, num_classes)
-        for module in self.modules():
-            if isinstance(module, Conv2d):
-                init.kaiming_normal_(module.weight, mode="fan_out")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.bn1(self.conv1(x), relu=True))
@@ -78,9 +77,9 @@ class BasicBlock(Module):
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = Conv2d(in_channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.conv1 = _convolution(in_channels, channels, 3, stride)
         self.bn1 = BatchNorm2d(channels)
-        self.conv2 = Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.conv2 = _convolution(channels, channels, 3)
         self.bn2 = BatchNorm2d(channels)
         self.downsample = _shortcut(in_channels, channels, stride)
 
@@ -97,11 +96,11 @@ class Bottleneck(Module):
 
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = Conv2d(in_channels, channels, 1, bias=False)
+        self.conv1 = _convolution(in_channels, channels, 1)
         self.bn1 = BatchNorm2d(channels)
-        self.conv2 = Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
+        self.conv2 = _convolution(channels, channels, 3, stride)
         self.bn2 = BatchNorm2d(channels)
-        self.conv3 = Conv2d(channels, channels * self.expansion, 1, bias=False)
+        self.conv3 = _convolution(channels, channels * self.expansion, 1)
         self.bn3 = BatchNorm2d(channels * self.expansion)
         self.downsample = _shortcut(in_channels, channels * self.expansion, stride)
 
@@ -112,11 +111,19 @@ class Bottleneck(Module):
         return self.bn3(self.conv3(out), residual=shortcut, relu=True)
 
 
+def _convolution(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> Conv2d:
+    """A convolution that leaves the size to its stride, and that starts as the paper has it."""
+    return Conv2d(
+        in_channels, out_channels, kernel_size, stride=stride, padding=kernel_size // 2, bias=False,
+        draw_weight=partial(init.kaiming_normal_, mode="fan_out"),
+    )  # fmt: skip
+
+
 def _shortcut(in_channels: int, out_channels: int, stride: int) -> Sequential | None:
     """What fits a block's input to its output, where they differ in shape."""
     if stride == 1 and in_channels == out_channels:
         return None
-    return Sequential(Conv2d(in_channels, out_channels, 1, stride=stride, bias=False), BatchNorm2d(out_channels))
+    return Sequential(_convolution(in_channels, out_channels, 1, stride), BatchNorm2d(out_channels))
 
 
 def _stage(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import sqrt
 from typing import Any
 
@@ -14,9 +16,15 @@ from framework.nn.parameter import Parameter
 from framework.ops.checks import Pair, pair
 from framework.tensor import Tensor
 
+# U(-1/√fan_in, 1/√fan_in)
+_DRAW_WEIGHT = partial(init.kaiming_uniform_, gain=1 / sqrt(3))
+
 
 class Conv2d(Module):
-    """A convolution over images; weight [out, in/groups, kh, kw], drawn from U(-1/√fan_in, 1/√fan_in)."""
+    """A convolution over images; weight [out, in/groups, kh, kw], drawn from U(-1/√fan_in, 1/√fan_in).
+
+    `draw_weight` fills the new weight in its own way instead.
+    """
 
     def __init__(
         self,
@@ -29,6 +37,7 @@ class Conv2d(Module):
         dilation: int | Pair = 1,
         groups: int = 1,
         bias: bool = True,
+        draw_weight: Callable[[Tensor], object] = _DRAW_WEIGHT,
     ) -> None:
         super().__init__()
         if groups < 1 or in_channels % groups or out_channels % groups:
@@ -41,7 +50,7 @@ class Conv2d(Module):
         self.dilation = pair("dilation", dilation, least=1)
         self.groups = groups
         self.weight = Parameter(empty(out_channels, in_channels // groups, *kernel))
-        init.kaiming_uniform_(self.weight, gain=1 / sqrt(3))
+        draw_weight(self.weight)
         self.register_parameter("bias", _bias(out_channels, self.weight.numel() // out_channels) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -100,7 +109,7 @@ class Linear(Module):
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()
         self.weight = Parameter(empty(out_features, in_features))
-        init.kaiming_uniform_(self.weight, gain=1 / sqrt(3))
+        _DRAW_WEIGHT(self.weight)
         self.register_parameter("bias", _bias(out_features, in_features) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 from framework.creation import zeros_like
 from framework.device import Device
 from framework.tensor import Tensor
-from framework.vm import scope
+from framework.vm import Array, scope
 from framework.vm.runtime import runtime
 
 
@@ -85,20 +85,26 @@ class SGD:
                 raise ValueError(f"the momentum buffer of parameter {index} does not fit this optimizer's parameters")
         for name in _SETTINGS:
             setattr(self, name, state["settings"][name])
-        self._buffers = {index: buffer.clone() for index, buffer in state["buffers"].items()}
+        self._buffers = {
+            index: buffer.to(self.params[index].device).to(self.params[index].dtype).clone()
+            for index, buffer in state["buffers"].items()
+        }
 
     def _groups(self) -> dict[tuple[Device, bool], list[int]]:
         """The parameters to move, by device and by whether it is their first time: each group is one instruction."""
         groups: dict[tuple[Device, bool], list[int]] = {}
         for index, parameter in enumerate(self.params):
             if parameter.grad is not None:
-                if parameter.grad.array.shape != parameter.array.shape:
-                    raise ValueError(
-                        f"parameter {index} of shape {list(parameter.shape)} has a grad of shape"
-                        f" {list(parameter.grad.shape)}; they must be the same"
-                    )
-                first = self.momentum != 0 and index not in self._buffers
-                groups.setdefault((parameter.device, first), []).append(index)
+                own, grad, buffer = parameter.array, parameter.grad.array, self._buffers.get(index)
+                device = own.storage.device
+                if grad.shape != own.shape or grad.dtype is not own.dtype or grad.storage.device is not device:
+                    raise _misfit(index, "a grad", own, grad)
+                if buffer is not None and (
+                    buffer.array.dtype is not own.dtype or buffer.array.storage.device is not device
+                ):
+                    raise _misfit(index, "a momentum buffer", own, buffer.array)
+                first = self.momentum != 0 and buffer is None
+                groups.setdefault((device, first), []).append(index)
         return groups
 
     def _update(self, device: Device, first: bool, moved: list[int]) -> None:
@@ -115,6 +121,18 @@ class SGD:
             nesterov=self.nesterov,
             first=first,
         )
+
+
+def _misfit(index: int, what: str, own: Array, held: Array) -> ValueError:
+    """What to raise for a gradient or a buffer that is not of its parameter's kind: a kernel would take it for one."""
+    if own.shape != held.shape:
+        return ValueError(
+            f"parameter {index} of shape {list(own.shape)} has {what} of shape {list(held.shape)}; they must be the same"
+        )
+    return ValueError(
+        f"parameter {index} of {own.dtype} on {own.storage.device} has {what} of {held.dtype} on {held.storage.device};"
+        " convert it with .to(), or make the optimizer after the model is where it trains"
+    )
 
 
 _SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -114,6 +114,38 @@ class Array:
 
     def __repr__(self) -> str:
         return f"Array(shape={self.shape}, stride={self.stride}, {self.dtype.name}, {self.storage.device})"
+
+
+def overlap_partly(written: Array, read: Array) -> bool:
+    """Whether writing one changes elements of the other before, or while, these are read: they share memory and are not
+    the same elements in the same order."""
+    if written.storage is not read.storage or not (written.size and read.size):
+        return False
+    if written.offset == read.offset and written.shape == read.shape:
+        if _is_dense_as(written.shape, read.stride, written.stride):
+            return False
+    try:
+        # By addresses alone, so that it serves memory which the host cannot see.
+        return np.shares_memory(_Addresses(written), _Addresses(read), max_work=_MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+# Ways to fit two layouts together that are tried before they count as overlapping; slices of tensors need a few.
+_MOST_WORK: Any = 100_000  # NumPy's type hints know only its constants
+
+
+class _Addresses:
+    """Tells NumPy where an array's elements lie."""
+
+    def __init__(self, array: Array) -> None:
+        self.__array_interface__ = {
+            "data": (array.ptr, True),
+            "shape": array.shape,
+            "strides": _byte_stride(array.stride, array.dtype.itemsize),
+            "typestr": np.dtype(array.dtype.bits).str,
+            "version": 3,
+        }
 
 
 def group(operand: Array | tuple[Array, ...]) -> tuple[Array, ...]:

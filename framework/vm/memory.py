@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -92,6 +93,8 @@ class Block:
 
 
 SMALL_BYTES = 32 * 1024
+# The place, among the kept blocks by bytes asked for, of those that no request of so many bytes takes: they wait to be joined.
+_APART = -1
 _SMALL_SEGMENT_BYTES = 1024 * 1024
 
 
@@ -110,7 +113,10 @@ class CachingAllocator:
         self.source = source
         self.device = source.device
         self.limit: int | None = None
-        self._lock = threading.Lock()
+        # A finalizer or a signal handler may allocate while this thread is in the middle of `allocate`: it comes in too,
+        # sees `_busy`, and touches no books.
+        self._lock = threading.RLock()
+        self._busy = False
         self._allocated = self._reserved = 0
         self._peak_allocated = self._peak_reserved = 0
         # As the peak, but never reset.
@@ -118,7 +124,7 @@ class CachingAllocator:
         self._segments: set[Segment] = set()
         self._small: dict[int, Siblings] = {}
         # Large blocks kept as they are, by the bytes that were asked for.
-        self._kept: dict[int, Siblings] = {}
+        self._kept: dict[int, Siblings] = {_APART: []}
         # Where a request of so many bytes looks first: a list of one of the two.
         self._ready: dict[int, Siblings] = {}
         # Free large blocks by size, then address: the first that is not smaller is the best fit.
@@ -131,21 +137,30 @@ class CachingAllocator:
     def allocate(self, nbytes: int) -> Block:
         """A block of at least `nbytes`. Raises OutOfMemoryError, naming who holds the memory."""
         with self._lock:
-            if self._returned or self._waiting:
-                self._collect()
-            ready = self._ready.get(nbytes)
-            if ready:
-                block = heappop(ready)[1]
-            else:
-                block = self._take(nbytes) or self._take_at_any_price(nbytes)
-            block.free = False
-            block.in_use = True
-            block.label = scope.current
-            self._allocated += block.nbytes
-            if self._allocated > self._peak_allocated:
-                self._peak_allocated = self._allocated
-                self._most_allocated = max(self._most_allocated, self._allocated)
-            return block
+            if self._busy:
+                return self._taken(self._take_apart(nbytes))
+            self._busy = True
+            try:
+                if self._returned or self._waiting:
+                    self._collect()
+                ready = self._ready.get(nbytes)
+                if ready:
+                    block = heappop(ready)[1]
+                else:
+                    block = self._take(nbytes) or self._take_at_any_price(nbytes)
+                return self._taken(block)
+            finally:
+                self._busy = False
+
+    def _taken(self, block: Block) -> Block:
+        block.free = False
+        block.in_use = True
+        block.label = scope.current
+        self._allocated += block.nbytes
+        if self._allocated > self._peak_allocated:
+            self._peak_allocated = self._allocated
+            self._most_allocated = max(self._most_allocated, self._allocated)
+        return block
 
     def give_back(self, block: Block, uses: Uses | None) -> None:
         """Returns a block. Its memory is handed out again once every stream in `uses` is past its last use."""
@@ -153,8 +168,7 @@ class CachingAllocator:
 
     def allocated(self) -> int:
         """Bytes in use."""
-        with self._lock:
-            self._collect()
+        with self._tidied():
             return self._allocated
 
     def reserved(self) -> int:
@@ -171,8 +185,7 @@ class CachingAllocator:
 
     def reset_peaks(self) -> None:
         """Lets both peaks start again from what is held now."""
-        with self._lock:
-            self._collect()
+        with self._tidied():
             self._peak_allocated, self._peak_reserved = self._allocated, self._reserved
 
     def set_limit(self, nbytes: int | None) -> None:
@@ -183,21 +196,42 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Gives segments without a block in use back to the source."""
-        with self._lock:
-            self._collect()
-            self._release_unused()
+        with self._tidied() as is_mine:
+            if is_mine:
+                self._release_unused()
 
     def blocks(self) -> list[Block]:
         """The blocks in use, largest first."""
-        with self._lock:
-            self._collect()
+        with self._tidied():
             return self._blocks_in_use()
 
     def _blocks_in_use(self) -> list[Block]:
-        used = [b for segment in self._segments for b in _chain(segment) if b.in_use]
+        used = [b for segment in list(self._segments) for b in _chain(segment) if b.in_use]
         return sorted(used, key=lambda b: (-b.nbytes, b.ptr))
 
+    @contextmanager
+    def _tidied(self) -> Iterator[bool]:
+        """Holds the books, all blocks given back taken into them; gives False, and leaves them, in the middle of a change."""
+        with self._lock:
+            if self._busy:
+                yield False
+                return
+            self._busy = True
+            try:
+                self._collect()
+                yield True
+            finally:
+                self._busy = False
+
     # ---- taking
+
+    def _take_apart(self, nbytes: int) -> Block:
+        """A block from a segment of its own, whatever state the books are in. Raises OutOfMemoryError."""
+        block = self._whole_segment(_round_up(max(nbytes, 1), self.source.granularity))
+        if block is None:
+            raise self._refusal(nbytes)
+        block.siblings = self._kept[_APART]
+        return block
 
     def _take(self, nbytes: int, *, frugal: bool = False) -> Block | None:
         """A block, None where neither the cache nor the source has one. `frugal` asks for no more than is needed."""
@@ -218,17 +252,20 @@ class CachingAllocator:
             # A whole segment or slab is more than was asked for; near the limit the request alone may fit.
             block = self._take(nbytes, frugal=True)
         if block is None:
-            raise OutOfMemoryError(
-                out_of_memory(
-                    self.device,
-                    nbytes,
-                    allocated=self._allocated,
-                    reserved=self._reserved,
-                    limit=self.limit,
-                    holders=self._blocks_in_use(),
-                )
-            )
+            raise self._refusal(nbytes)
         return block
+
+    def _refusal(self, nbytes: int) -> OutOfMemoryError:
+        return OutOfMemoryError(
+            out_of_memory(
+                self.device,
+                nbytes,
+                allocated=self._allocated,
+                reserved=self._reserved,
+                limit=self.limit,
+                holders=self._blocks_in_use(),
+            )
+        )
 
     def _take_small(self, nbytes: int) -> Block | None:
         size = _size_class(nbytes)
@@ -363,7 +400,7 @@ class CachingAllocator:
 
     def _release_unused(self) -> None:
         self._join_kept()
-        for segment in [s for s in self._segments if all(b.free for b in _chain(s))]:
+        for segment in [s for s in list(self._segments) if all(b.free for b in _chain(s))]:
             first: Block = segment.first  # type: ignore[assignment]
             if first.is_small:
                 # The same list stays in use: the blocks of other segments know it.

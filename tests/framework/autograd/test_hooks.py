@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import framework as flow
@@ -44,6 +45,27 @@ def test_a_replacement_must_have_the_shape() -> None:
     x = leaf(1, 2)
     x.register_hook(lambda g: flow.ones(3))
     with pytest.raises(RuntimeError, match=r"a tensor hook returned shape \[3\] for a gradient of \[2\]"):
+        (x * 2).sum().backward()
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+@pytest.mark.parametrize("returned", [2.0, np.ones(2, np.float32), "gradient"])
+def test_a_replacement_must_be_a_tensor(returned: object, is_leaf: bool) -> None:
+    x = leaf(1, 2)
+    y = x if is_leaf else x * 1
+    y.register_hook(lambda g: returned)
+    with pytest.raises(
+        TypeError, match=rf"a tensor hook returned {type(returned).__name__}, expected a tensor.* or None"
+    ):
+        (y * 2).sum().backward()
+
+
+def test_a_replacement_must_have_the_type() -> None:
+    x = leaf(1, 2)
+    x.register_hook(lambda g: g.to(flow.float64))
+    with pytest.raises(
+        RuntimeError, match=r"returned flow.float64 on cpu for a gradient of flow.float32 on cpu; convert it"
+    ):
         (x * 2).sum().backward()
 
 

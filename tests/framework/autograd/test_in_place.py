@@ -198,3 +198,49 @@ def test_relu_saves_its_result() -> None:
     y += 1.0
     with pytest.raises(RuntimeError, match="relu saved"):
         y.sum().backward()
+
+
+def _square() -> flow.Tensor:
+    return flow.tensor(np.arange(40_000, dtype=np.float32).reshape(200, 200))
+
+
+# Views of one tensor of 200×200: large enough for kernels that use several threads.
+OVERLAPPING = {
+    "shifted by a row": lambda x: (x[1:], x[:-1]),
+    "shifted by an element": lambda x: (x.reshape(-1)[1:], x.reshape(-1)[:-1]),
+    "shifted within rows": lambda x: (x[:, 1:], x[:, :-1]),
+    "transposed": lambda x: (x, x.transpose(0, 1)),
+    "a row for all": lambda x: (x, x[0]),
+    "an element for all": lambda x: (x, x[3, 4]),
+    "every second among the first": lambda x: (x.reshape(-1)[:20_000], x.reshape(-1)[::2]),
+}
+APART = {
+    "itself": lambda x: (x, x),
+    "itself, viewed": lambda x: (x.reshape(-1), x.reshape(40_000)),
+    "halves": lambda x: (x[100:], x[:100]),
+    "left and right": lambda x: (x[:, 100:], x[:, :100]),
+    "even and odd": lambda x: (x.reshape(-1)[::2], x.reshape(-1)[1::2]),
+    "nothing": lambda x: (x[:0], x[5:5]),
+    "another row for all": lambda x: (x[1:], x[0]),
+    "a column for all but itself": lambda x: (x[:, 1:], x[:, :1]),
+}
+
+
+@pytest.mark.parametrize("write", ["add_", "mul_", "copy_"])
+@pytest.mark.parametrize("views", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_operands_that_lie_partly_in_the_written_memory_are_refused(views, write) -> None:
+    x = _square()
+    before = x.numpy().copy()
+    target, operand = views(x)
+    with pytest.raises(RuntimeError, match=rf"^{write}: .* lies partly in the same memory.*clone\(\)"):
+        getattr(target, write)(operand)
+    assert np.array_equal(x.numpy(), before)
+    getattr(target, write)(operand.clone())
+    assert not np.array_equal(x.numpy(), before)
+
+
+@pytest.mark.parametrize("views", APART.values(), ids=APART)
+def test_operands_beside_the_written_memory_are_right(views) -> None:
+    target, operand = views(_square())
+    expected = target.numpy() + operand.numpy()
+    assert np.array_equal(target.add_(operand).numpy(), expected)

@@ -78,6 +78,21 @@ def test_convolutions_start_as_he_et_al_have_it_and_normalisation_as_the_identit
     assert model.bn1.bias.tolist() == [0.0] * 64
 
 
+def test_every_weight_is_drawn_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from framework.random import default_generator
+
+    drawn: list[int] = []
+    for name in ("uniform", "normal"):
+        draw = getattr(default_generator, name)
+        monkeypatch.setattr(
+            default_generator, name, lambda array, *given, draw=draw: (drawn.append(array.size), draw(array, *given))
+        )
+    model = flow.models.resnet18()
+    norms = [m for m in model.modules() if isinstance(m, flow.nn.BatchNorm2d)]
+    constant = sum(m.weight.numel() + m.bias.numel() for m in norms)
+    assert sum(drawn) == sum(p.numel() for p in model.parameters()) - constant
+
+
 def test_the_same_seed_gives_the_same_bits() -> None:
     def trained(seed: int) -> list[Any]:
         flow.manual_seed(seed)

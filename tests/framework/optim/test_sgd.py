@@ -155,3 +155,39 @@ def test_a_gradient_of_another_shape_moves_nothing() -> None:
     with pytest.raises(ValueError, match=r"parameter 1 of shape \[2\] has a grad of shape \[3\]"):
         SGD([p, q], lr=0.1).step()
     assert p.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_gradient_of_another_type_moves_nothing(momentum: float) -> None:
+    a, b = leaf(1, 2), leaf(3, 4)
+    a.grad, b.grad = flow.ones(2), flow.ones(2, dtype=flow.float64)
+    with pytest.raises(
+        ValueError, match=r"parameter 1 of flow.float32 on cpu has a grad of flow.float64 on cpu; convert it"
+    ):
+        SGD([a, b], 0.1, momentum=momentum).step()
+    assert a.tolist() == [1, 2]
+
+
+def test_a_model_converted_under_the_optimizer_is_told() -> None:
+    layer = flow.nn.Linear(2, 2)
+    optimizer = SGD(layer.parameters(), 0.1, momentum=0.9)
+    for parameter in layer.parameters():
+        parameter.grad = flow.zeros_like(parameter)
+    optimizer.step()
+    layer.to(flow.float64)
+    for parameter in layer.parameters():
+        parameter.grad = flow.zeros_like(parameter)
+    with pytest.raises(ValueError, match=r"has a momentum buffer of flow.float32 on cpu; .* make the optimizer after"):
+        optimizer.step()
+
+
+def test_a_state_takes_the_type_of_the_parameters() -> None:
+    single, double = leaf(1), flow.tensor([1.0], dtype=flow.float64, requires_grad=True)
+    optimizer = SGD([single], 0.5, momentum=0.9)
+    single.grad = flow.ones(1)
+    optimizer.step()
+    other = SGD([double], 0.5, momentum=0.9)
+    other.load_state_dict(optimizer.state_dict())
+    double.grad = flow.ones(1, dtype=flow.float64)
+    other.step()
+    assert double.item() == pytest.approx(1 - 0.5 * 1.9)

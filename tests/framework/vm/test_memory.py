@@ -11,7 +11,7 @@ import framework as flow
 from framework.vm import CachingAllocator, OutOfMemoryError, Storage
 from framework.vm.dependence import Uses
 from framework.vm.memory import SMALL_BYTES, Block
-from tests.framework.vm.fakes import FakeSource, FakeStream
+from tests.framework.vm.fakes import FakeMemory, FakeSource, FakeStream
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -530,3 +530,64 @@ def test_blocks_keep_their_addresses_where_there_is_slack(slack: float, keeps: b
     give_back(memory, other)
     if keeps:
         assert [memory.allocate(512 * KIB).ptr for _ in range(4)] == first
+
+
+# ---- from inside
+
+
+class _Reentrant(FakeSource):
+    """A source during whose work a finalizer or a signal handler runs."""
+
+    def __init__(self, capacity: int = 1 << 40) -> None:
+        super().__init__(capacity)
+        self.interrupt = lambda: None
+
+    def reserve(self, nbytes: int) -> FakeMemory:
+        interrupt, self.interrupt = self.interrupt, lambda: None
+        interrupt()
+        return super().reserve(nbytes)
+
+
+@pytest.mark.parametrize("inner", [100, 100 * KIB, 5 * MIB])
+@pytest.mark.parametrize("outer", [100, 100 * KIB, 5 * MIB])
+def test_a_finalizer_may_allocate_inside_an_allocation(outer: int, inner: int) -> None:
+    source = _Reentrant()
+    memory = CachingAllocator(source)
+    made = []
+    source.interrupt = lambda: made.append((memory.allocate(inner), memory.allocated(), memory.blocks()))
+    outside = memory.allocate(outer)
+    ((inside, allocated, blocks),) = made
+    assert (blocks, allocated) == ([inside], inside.nbytes)
+    assert inside.ptr >= outside.ptr + outside.nbytes or outside.ptr >= inside.ptr + inside.nbytes
+    assert memory.allocated() == inside.nbytes + outside.nbytes
+    give_back(memory, inside, outside)
+    memory.empty_cache()
+    assert (memory.allocated(), memory.reserved(), source.given) == (0, 0, 0)
+
+
+def test_what_was_allocated_inside_serves_again() -> None:
+    source = _Reentrant()
+    memory = CachingAllocator(source)
+    made = []
+    source.interrupt = lambda: made.append(memory.allocate(5 * MIB))
+    memory.allocate(MIB)
+    reserved = memory.reserved()
+    give_back(memory, *made)
+    assert memory.allocate(5 * MIB).ptr == made[0].ptr
+    assert memory.reserved() == reserved
+
+
+def test_inside_an_allocation_memory_may_run_out() -> None:
+    source = _Reentrant(capacity=2 * MIB)
+    memory = CachingAllocator(source)
+    refused = []
+
+    def ask() -> None:
+        with pytest.raises(OutOfMemoryError, match=r"asked for 64\.0 MiB"):
+            memory.allocate(64 * MIB)
+        memory.empty_cache()
+        refused.append(True)
+
+    source.interrupt = ask
+    memory.allocate(MIB)
+    assert refused == [True]
