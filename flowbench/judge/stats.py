@@ -124,6 +124,13 @@ def t_quantile(confidence: float, degrees: int) -> float:
     return math.sqrt(degrees) * math.tan((low + high) / 2)
 
 
+def t_probability(t: float, degrees: int) -> float:
+    """P(|T| < t) for Student's distribution with whole `degrees` of freedom; `t_quantile` is its inverse."""
+    if not t >= 0 or degrees < 1:
+        raise ValueError(f"t {t!r}, degrees {degrees!r} were given, expected t ≥ 0, degrees ≥ 1")
+    return _central_probability(math.atan(t / math.sqrt(degrees)), degrees)
+
+
 def _central_probability(angle: float, degrees: int) -> float:
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = degrees % 2
