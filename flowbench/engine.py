@@ -92,6 +92,10 @@ class Training(Protocol):
         value = self.loss()
         return lambda: value
 
+    def spin(self, milliseconds: float) -> bool:
+        """Keep the device busy for so long behind what was started so far, for `flowbench aa`; false where it cannot be."""
+        return False
+
     def synchronize(self) -> None:
         """Wait until the device has done all work of the steps started so far."""
         return

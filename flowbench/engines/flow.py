@@ -58,6 +58,13 @@ class FlowTraining(Training):
         event.record()
         return event
 
+    def spin(self, milliseconds: float) -> bool:
+        from flowbench.engines.spinning import spin
+        from framework.vm import cuda as vm_cuda
+
+        spin(vm_cuda.stream_pointer(self._flow.device(self.device)), milliseconds)
+        return True
+
     def synchronize(self) -> None:
         if self._on_gpu:
             self._flow.cuda.synchronize()

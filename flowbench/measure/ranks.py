@@ -9,11 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flowbench.cell import Cell
 from flowbench.measure.processes import MARK, child_environment, end_group, end_marked, marked
 from flowbench.measure.wire import Event, Job, event_limit, job_line, read_event
 from flowbench.record.run import RankSample
@@ -56,13 +55,42 @@ def run_group(
 
     Whatever happens, an interruption too, no process of the group is left. `silence_s` replaces the derived limits.
     """
-    group = _Group(job, mark, silence_s, on_step)
+    (result,) = run_in_turns([job], mark, silence_s, [on_step])
+    return result
+
+
+def run_in_turns(
+    jobs: Sequence[Job],
+    mark: str,
+    silence_s: float | None = None,
+    on_steps: Sequence[Callable[[int], None]] = (),
+) -> list[GroupResult]:
+    """Run one group per job, all alive together, of which only one works at a time: what disturbs one disturbs all.
+
+    They go from one barrier to the next in turns: forwards, then backwards, and so on. `on_steps` has a function per job.
+    """
+    groups = [
+        _Group(job, mark, silence_s, tell) for job, tell in zip(jobs, on_steps or [_ignore] * len(jobs), strict=True)
+    ]
     try:
-        group.start()
-        group.watch()
+        for group in groups:
+            group.start()
+        waiting = [group for group in groups if group.advance()]
+        while waiting:
+            order = waiting
+            waiting = []
+            for group in order:
+                group.release()
+                if group.advance():
+                    waiting.append(group)
+            waiting.reverse()
     finally:
-        left_behind = group.end()
-    return group.result(left_behind)
+        left_behind = _end(groups, mark)
+    return [group.result(left_behind) for group in groups]
+
+
+def _ignore(step: int) -> None:
+    """Nobody is told of the step."""
 
 
 @dataclass(eq=False)
@@ -80,6 +108,7 @@ class _Rank:
     result: RankSample | None = None
     heard: float = field(default_factory=time.monotonic)
     longest_step_s: float = 0.0
+    waits: bool = False
 
 
 class _Group:
@@ -94,44 +123,50 @@ class _Group:
 
     def start(self) -> None:
         for number in range(self._job.cell.world_size):
-            rank = _start_rank(number, self._job.cell, self._mark)
+            rank = _start_rank(number, self._job, self._mark)
             self._ranks.append(rank)
             for descriptor in (rank.events, rank.output):
                 os.set_blocking(descriptor, False)
                 self._selector.register(descriptor, selectors.EVENT_READ, rank)
             self._send(rank, job_line(replace(self._job, rank=number)))
 
-    def watch(self) -> None:
-        """Until all ranks are done, or one has failed."""
-        released = False
+    def advance(self) -> bool:
+        """Until all ranks wait to be released: true; or until all are done or one has failed, whose group is ended: false."""
         while self._error is None and any(rank.process.poll() is None for rank in self._ranks):
             for key, _ in self._selector.select(timeout=0.1):
                 self._read(key.data, key.fd)
-            if not released and all(rank.last.phase == "barrier" for rank in self._ranks):
-                released = True
-                for rank in self._ranks:
-                    rank.heard = time.monotonic()
-                    self._send(rank, b"go\n")
             self._check()
+            if self._error is None and all(rank.waits for rank in self._ranks):
+                return True
             if self._over():
                 self._notes.append(f"a rank did not end by itself within {EXIT_S:g} s of its result")
                 break
         self._check()
+        for rank in self._ranks:
+            if self._error is not None:
+                end_group(rank.process.pid)
+        return False
 
-    def end(self) -> tuple[str, ...]:
-        """Kill what still runs; returns the command lines of processes that outlived their rank."""
-        clean = self._error is None and all(rank.process.poll() == 0 for rank in self._ranks)
-        until = time.monotonic() + LEFT_BEHIND_S
-        while clean and marked(self._mark) and time.monotonic() < until:
-            time.sleep(0.02)  # helpers of an engine end when they see that it is gone
-        left_behind = end_marked(self._mark)
+    def release(self) -> None:
+        """Let all ranks go on to their next barrier."""
+        for rank in self._ranks:
+            rank.heard = time.monotonic()
+            rank.waits = False
+            self._send(rank, b"go\n")
+
+    @property
+    def clean(self) -> bool:
+        """Whether all ranks ended by themselves, as they should."""
+        return self._error is None and all(rank.process.poll() == 0 for rank in self._ranks)
+
+    def close(self) -> None:
+        """Kill what still runs of the ranks, and close their pipes."""
         for rank in self._ranks:
             end_group(rank.process.pid)
             rank.process.wait()
             for descriptor in (rank.commands, rank.events, rank.output):
                 os.close(descriptor)
         self._selector.close()
-        return tuple(left_behind) if clean else ()
 
     def result(self, left_behind: tuple[str, ...]) -> GroupResult:
         ranks = tuple(rank.result for rank in self._ranks if rank.result is not None)
@@ -180,6 +215,7 @@ class _Group:
                 self._on_step(event.step)
         rank.heard = now
         rank.last = event
+        rank.waits = event.phase == "barrier"
         rank.result = event.result or rank.result
         self._version = event.library_version or self._version
         if event.note:
@@ -201,7 +237,7 @@ class _Group:
                 self._fail(rank, self._death(rank, status))
 
     def _check_silence(self, rank: _Rank) -> None:
-        if rank.last.phase == "barrier" and any(other.last.phase != "barrier" for other in self._ranks):
+        if rank.waits and not all(other.waits for other in self._ranks):
             return  # it waits for the others, which are watched
         stepping = rank.last.step is not None
         derived = max(SILENCE_S, SILENCE_STEPS * rank.longest_step_s) if stepping else SILENCE_BEFORE_STEPS_S
@@ -228,7 +264,19 @@ class _Group:
         self._error = self._error or who + what
 
 
-def _start_rank(number: int, cell: Cell, mark: str) -> _Rank:
+def _end(groups: Sequence[_Group], mark: str) -> tuple[str, ...]:
+    """Kill what still runs; returns the command lines of processes that outlived ranks which ended by themselves."""
+    clean = all(group.clean for group in groups)
+    until = time.monotonic() + LEFT_BEHIND_S
+    while clean and marked(mark) and time.monotonic() < until:
+        time.sleep(0.02)  # helpers of an engine end when they see that it is gone
+    left_behind = end_marked(mark)
+    for group in groups:
+        group.close()
+    return tuple(left_behind) if clean else ()
+
+
+def _start_rank(number: int, job: Job, mark: str) -> _Rank:
     command_read, command_write = os.pipe()
     event_read, event_write = os.pipe()
     output_read, output_write = os.pipe()
@@ -239,7 +287,7 @@ def _start_rank(number: int, cell: Cell, mark: str) -> _Rank:
             stdout=output_write,
             stderr=output_write,
             pass_fds=(command_read, event_write),
-            env=_environment(number, cell, mark),
+            env=_environment(number, job, mark),
             start_new_session=True,
         )
     finally:
@@ -248,9 +296,11 @@ def _start_rank(number: int, cell: Cell, mark: str) -> _Rank:
     return _Rank(number, process, command_write, event_read, output_read)
 
 
-def _environment(number: int, cell: Cell, mark: str) -> dict[str, str]:
+def _environment(number: int, job: Job, mark: str) -> dict[str, str]:
     """The threads are set here because OpenMP reads them once, when its library is loaded."""
-    environment = child_environment()
+    cell, environment = job.cell, child_environment()
+    if job.import_path:
+        environment["PYTHONPATH"] = os.pathsep.join([job.import_path, environment["PYTHONPATH"]])
     environment |= dict.fromkeys(_THREAD_VARIABLES, str(cell.threads))
     environment[MARK] = mark
     if cell.world_size > 1:

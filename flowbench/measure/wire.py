@@ -15,7 +15,12 @@ Phase = Literal["start", "import", "data", "build", "warm-up", "barrier", "steps
 
 @dataclass(frozen=True)
 class Job:
-    """What a rank is to do; the first line it reads. `go` is the second, sent when all ranks wait at the barrier."""
+    """What a rank is to do; the first line it reads. `go` follows each time that all ranks wait at the barrier.
+
+    With `steps_per_turn` the rank waits before it builds, and after every so many timed steps, while others have their turn.
+    `side` names the side of a comparison that the cell's engine stands for: `NAME@SIDE`. The parent has put `import_path`, a
+    folder of packages, before all others. `slowdown` makes each step longer by this fraction; `cores` are the only ones used.
+    """
 
     cell: Cell
     rank: int
@@ -25,6 +30,16 @@ class Job:
     learning_rate: float
     momentum: float
     gpu_memory_limit_bytes: int | None = None
+    steps_per_turn: int | None = None
+    side: str | None = None
+    import_path: str | None = None
+    slowdown: float = 0.0
+    cores: tuple[int, ...] = ()
+
+    @property
+    def engine(self) -> str:
+        """The registered name of the engine."""
+        return self.cell.engine.removesuffix(f"@{self.side}") if self.side else self.cell.engine
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from flowbench.engine import Engine, Task, Training, load_engine
 from flowbench.measure.clock import time_by_events, time_step
 from flowbench.measure.memory import ResidentMeter
 from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
+from flowbench.measure.slowdown import slow_down
 from flowbench.measure.wire import Event, Job, Phase, event_line, read_job
 from flowbench.record.run import Memory, RankSample
 from flowbench.workload.data import make_batches, make_weights
@@ -55,16 +56,18 @@ class Rank:
     def run(self) -> None:
         """Do the whole job."""
         job = read_job(self._commands.readline())
+        if job.cores:
+            os.sched_setaffinity(0, job.cores)
         self._enter("import")
-        engine = load_engine(job.cell.engine)
+        engine = load_engine(job.engine)
         meter = ResidentMeter()
         training, held_before = self._build(job, engine, meter)
         self._enter("warm-up")
         losses: list[float | None] = []
         warmup_ms = self._steps(training, meter, losses, range(job.warmup))
-        self._enter("barrier")
-        if self._commands.readline() != b"go\n":
-            raise RuntimeError("the parent went away before the timed steps")
+        if job.slowdown:
+            slow_down(training, job.slowdown, warmup_ms)
+        self._wait()
         gc.collect()
         training.reset_peaks()
         meter.reset()
@@ -72,13 +75,7 @@ class Rank:
             self.tell(
                 note="the peak of resident memory includes building and warm-up: the system does not let it be reset"
             )
-        self._enter("steps")
-        steps = range(job.warmup, job.warmup + job.steps)
-        host_ms: list[float] | None = None
-        if training.event() is None:
-            steps_ms = self._steps(training, meter, losses, steps)
-        else:
-            steps_ms, host_ms = self._steps_by_events(training, meter, losses, steps)
+        steps_ms, host_ms = self._timed_steps(training, meter, losses, job)
         self._enter("end")
         memory = Memory(training.allocated_peak_bytes(), training.reserved_peak_bytes(), meter.peak(), held_before)
         self._check(training, job)
@@ -99,6 +96,12 @@ class Rank:
         self._phase = phase
         self.tell()
 
+    def _wait(self) -> None:
+        """Until the parent lets this rank go on: all other ranks wait too, and it is this group's turn."""
+        self._enter("barrier")
+        if self._commands.readline() != b"go\n":
+            raise RuntimeError("the parent went away before the timed steps")
+
     def _build(self, job: Job, engine: Engine, meter: ResidentMeter) -> tuple[Training, int]:
         """The training, and what was resident just before its weights were made."""
         importlib.import_module(engine.library)
@@ -107,6 +110,8 @@ class Rank:
         cell = job.cell
         batches = make_batches(cell.input_shape, job.seed, job.rank)
         held_before = meter.held()
+        if job.steps_per_turn:
+            self._wait()
         self._enter("build")
         task = Task(
             cell=cell,
@@ -119,6 +124,27 @@ class Rank:
             gpu_memory_limit_bytes=job.gpu_memory_limit_bytes,
         )
         return engine.build(task), held_before
+
+    def _timed_steps(
+        self, training: Training, meter: ResidentMeter, losses: list[float | None], job: Job
+    ) -> tuple[list[float], list[float] | None]:
+        """The times of all timed steps, turn by turn; and the host's, where the device's events time them."""
+        last = job.warmup + job.steps
+        steps_ms: list[float] = []
+        host_ms: list[float] = []
+        by_events = training.event() is not None
+        for first in range(job.warmup, last, job.steps_per_turn or job.steps):
+            if steps_ms:
+                self._wait()
+            self._enter("steps")
+            turn = range(first, min(last, first + (job.steps_per_turn or job.steps)))
+            if by_events:
+                turn_ms, turn_host_ms = self._steps_by_events(training, meter, losses, turn)
+                host_ms += turn_host_ms
+            else:
+                turn_ms = self._steps(training, meter, losses, turn)
+            steps_ms += turn_ms
+        return steps_ms, host_ms if by_events else None
 
     def _steps(
         self, training: Training, meter: ResidentMeter, losses: list[float | None], steps: Sequence[int]

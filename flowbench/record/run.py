@@ -28,6 +28,12 @@ class Engine:
     display_name: Name
     library: Name
     version: Name | None
+    side: Name | None = None
+
+    @property
+    def registered_name(self) -> str:
+        """Its name without the side of a comparison that it stands for: `NAME@SIDE`."""
+        return self.name.removesuffix(f"@{self.side}") if self.side else self.name
 
 
 @dataclass(frozen=True)
@@ -46,6 +52,7 @@ class Protocol:
     timeout_s: Seconds | None
     wall_cap_s: Seconds | None
     gpu_memory_limit_bytes: Annotated[int, Limit(minimum=1)] | None = None
+    steps_per_turn: Count | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,32 @@ class Git:
     branch: Name | None
     dirty: bool
     changes: Name | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison: what was asked for (a git ref, `working tree`), and the commit that it was."""
+
+    asked: Name
+    git: Git | None
+
+
+@dataclass(frozen=True)
+class SidesCompared:
+    """What makes a sitting a comparison of two sides, each measured as an engine of its own (`NAME@base`, `NAME@head`).
+
+    Rounds from `protocol.pairs - confirmation_pairs` on confirm what the rounds before them showed. Sampling of a case ends
+    before that when all its intervals are narrow: `stopped` says why it ended, by case. `noise_floors` has, by engine and case
+    (`ENGINE/CASE`), how large a change the same commit has shown against itself on this machine.
+    """
+
+    base: Side
+    head: Side
+    least_margin: Annotated[float, Limit(minimum=0, maximum=1)]
+    least_pairs: Count
+    confirmation_pairs: Index
+    noise_floors: dict[str, Annotated[float, Limit(minimum=0, maximum=10)]]
+    stopped: dict[str, Text]
 
 
 @dataclass(frozen=True)
@@ -202,6 +235,7 @@ class RunDocument:
     not_measured: tuple[NotMeasured, ...]
     ending: Ending
     profiles: tuple[Profile, ...] = ()
+    comparison: SidesCompared | None = None
 
     def __post_init__(self) -> None:
         keys = [cell.key for cell in self.cells]
