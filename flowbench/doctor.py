@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
+from flowbench import nvml
 from flowbench.engine import ask, engine_names, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.disturbance import BUSY_SHARE, STEAL_SHARE, Counters, read_counters
@@ -21,6 +22,9 @@ from flowbench.record import machine as fingerprint
 from flowbench.record.run import Machine
 
 _WATCH_S = 1.0
+_BUSY_PERCENT = 5
+# The first driver that runs CUDA 13.
+_CUDA_13_DRIVER = 580
 _LOW_MEMORY_BYTES = 4 * 2**30
 _LOW_DISK_BYTES = 100 * 2**20
 
@@ -53,7 +57,10 @@ class Surroundings:
 def examine() -> list[Check]:
     """All checks of this machine; takes about a second, in which other load is watched."""
     machine = fingerprint.read_machine()
-    return [*machine_checks(machine), *engine_checks(), *disturbance_checks(machine, read_surroundings())]
+    found = [*machine_checks(machine), *engine_checks(on_gpu=bool(machine.gpus))]
+    if machine.gpus:
+        found += [*library_checks(machine, fingerprint.read_versions()), *gpu_checks(nvml.open_driver())]
+    return [*found, *disturbance_checks(machine, read_surroundings())]
 
 
 def format_examination(checks: Sequence[Check]) -> str:
@@ -73,15 +80,62 @@ def machine_checks(machine: Machine) -> Iterator[Check]:
     yield Check(
         "ok", "machine", f"{machine.cpu_model}, {machine.usable_cores} cores to use, {memory}, {machine.system}"
     )
+    cuda = f", CUDA {machine.gpu_cuda}" if machine.gpu_cuda else ""
     for gpu in machine.gpus:
-        yield Check("ok", "GPU", f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, driver {machine.gpu_driver}")
+        yield Check("ok", "GPU", f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB, driver {machine.gpu_driver}{cuda}")
+    if not machine.gpus:
+        yield Check("ok", "GPU", "none answers: cells run on the CPU")
     preset = default_preset(machine.gpus)
     threads = fingerprint.default_threads(machine)
     yield Check("ok", "default run", f"preset {preset} ({PRESETS[preset].summary}), {threads} threads for every engine")
 
 
-def engine_checks() -> Iterator[Check]:
-    """Which engines are there, which are not and why, and what would make one faster."""
+def library_checks(machine: Machine, versions: Mapping[str, str]) -> Iterator[Check]:
+    """Which of the libraries that Flow needs on a GPU are installed, and which wheel brings what is missing."""
+    major = (machine.gpu_driver or "").partition(".")[0]
+    cuda = "12" if major.isdecimal() and int(major) < _CUDA_13_DRIVER else "13"
+    for title, package in (("CuPy", "cupy-cuda{}x"), ("cuDNN", "nvidia-cudnn-cu{}"), ("NCCL", "nvidia-nccl-cu{}")):
+        names = [package.format(cuda), package.format("12"), package.format("13")]
+        there = next((name for name in names if name in versions), None)
+        if there:
+            yield Check("ok", title, f"{versions[there]} ({there})")
+        else:
+            yield Check("note", title, "not found among the installed packages; Flow needs it on this GPU",
+                        f"python -m pip install {names[0]} (or 'flowbench[cuda{cuda}]', which has all)")  # fmt: skip
+
+
+def gpu_checks(driver: nvml.Driver | str) -> Iterator[Check]:
+    """How the GPUs run now, and who is on them."""
+    if isinstance(driver, str):
+        yield Check("note", "GPU", f"its clocks and other processes on it cannot be watched: {driver}", nvml.INSTALL)
+        return
+    for gpu in range(len(driver)):
+        reading, holders = driver.read(gpu), driver.holders(gpu)
+        figures = [
+            f"{figure:.0f} {unit}"
+            for figure, unit in (
+                (reading.sm_clock_mhz, "MHz SM"),
+                (reading.memory_clock_mhz, "MHz memory"),
+                (reading.temperature_c, "°C"),
+                (reading.power_w, "W"),
+            )
+            if figure is not None
+        ]
+        yield Check(
+            "ok", f"GPU {gpu}", ", ".join(figures) or "the driver tells nothing of clocks, temperature or power"
+        )
+        if reading.slowed_by:
+            yield Check(
+                "note", f"GPU {gpu}", f"slowed down by {', '.join(reading.slowed_by)}", "cool it, or raise its limit"
+            )
+        if holders.processes or (reading.busy_percent or 0) > _BUSY_PERCENT:
+            who = ", ".join(f"process {pid}" for pid in sorted(holders.processes)) or "nobody that the driver lists"
+            busy = "" if reading.busy_percent is None else f"; it is busy {reading.busy_percent} % of the time"
+            yield Check("note", f"GPU {gpu}", f"others use it: {who}{busy}", "end them, or wait")
+
+
+def engine_checks(on_gpu: bool = False) -> Iterator[Check]:
+    """Which engines are there, which are not and why, and what would make one faster; `on_gpu` also where a GPU is."""
     usable = []
     for name, message in skipped_engines().items():
         yield Check("note", f"engine {name}", message)
@@ -94,9 +148,10 @@ def engine_checks() -> Iterator[Check]:
                 continue
             usable.append(name)
             yield Check("ok", f"engine {name}", f"shown as {engine.display_name}")
-            advice = ask(engine, "advice")
-            if advice is not None:
-                yield Check("note", f"engine {name}", advice)
+            for question in ("advice", "gpu_refusal") if on_gpu else ("advice",):
+                answer = ask(engine, question)
+                if answer is not None:
+                    yield Check("note", f"engine {name}", answer)
         except FlowbenchError as error:
             yield Check("note", f"engine {name}", str(error), "mend or remove the package that brings it")
     if not usable:

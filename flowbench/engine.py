@@ -18,6 +18,8 @@ import numpy as np
 from flowbench.cell import Case, Cell, Device
 from flowbench.errors import FlowbenchError, unknown_name
 
+Question = Literal["unavailable", "advice", "gpu_refusal", "unsupported"]
+
 ENTRY_POINT_GROUP = "flowbench.engines"
 _LONGEST_NAME = 200
 
@@ -188,8 +190,10 @@ def device_refusal(engine: Engine, device: Device) -> str | None:
     return None if device in devices else f"it does not run on {device}, but on {', '.join(map(str, devices))}"
 
 
-def ask(engine: Engine, question: Literal["unavailable", "advice", "unsupported"], *about: Case) -> str | None:
+def ask(engine: Engine, question: Question, *about: Case) -> str | None:
     """What `engine` answers; FlowbenchError where it raises, or answers with something else than a text or None."""
+    if question == "gpu_refusal" and not hasattr(engine, question):
+        return None  # an engine that knows nothing of GPUs
     try:
         answer = getattr(engine, question)(*about)
     except (Exception, SystemExit) as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from flowbench.measure.processes import MARK, child_environment, end_group, end_marked, marked
-from flowbench.measure.wire import Event, Job, event_limit, job_line, read_event
+from flowbench.measure.wire import Event, Job, Phase, event_limit, job_line, read_event
 from flowbench.record.run import RankSample
 
 # Without a word from a rank for this long it counts as hanging: before its first step (imports, plans and caches are made
@@ -49,13 +49,18 @@ class GroupResult:
 
 
 def run_group(
-    job: Job, mark: str, silence_s: float | None = None, on_step: Callable[[int], None] = lambda step: None
+    job: Job,
+    mark: str,
+    silence_s: float | None = None,
+    on_step: Callable[[int], None] = lambda step: None,
+    on_look: Callable[[Phase], None] = lambda phase: None,
 ) -> GroupResult:
     """Run `job` in fresh processes, one per rank of its cell; `on_step` is told the steps of rank 0.
 
-    Whatever happens, an interruption too, no process of the group is left. `silence_s` replaces the derived limits.
+    `on_look` is called several times a second, and whenever a rank speaks, with the phase of rank 0. Whatever happens, an
+    interruption too, no process of the group is left. `silence_s` replaces the derived limits.
     """
-    (result,) = run_in_turns([job], mark, silence_s, [on_step])
+    (result,) = run_in_turns([job], mark, silence_s, [on_step], on_look)
     return result
 
 
@@ -64,13 +69,15 @@ def run_in_turns(
     mark: str,
     silence_s: float | None = None,
     on_steps: Sequence[Callable[[int], None]] = (),
+    on_look: Callable[[Phase], None] = lambda phase: None,
 ) -> list[GroupResult]:
     """Run one group per job, all alive together, of which only one works at a time: what disturbs one disturbs all.
 
     They go from one barrier to the next in turns: forwards, then backwards, and so on. `on_steps` has a function per job.
     """
     groups = [
-        _Group(job, mark, silence_s, tell) for job, tell in zip(jobs, on_steps or [_ignore] * len(jobs), strict=True)
+        _Group(job, mark, silence_s, tell, on_look)
+        for job, tell in zip(jobs, on_steps or [_ignore] * len(jobs), strict=True)
     ]
     try:
         for group in groups:
@@ -112,8 +119,15 @@ class _Rank:
 
 
 class _Group:
-    def __init__(self, job: Job, mark: str, silence_s: float | None, on_step: Callable[[int], None]) -> None:
-        self._job, self._mark, self._silence_s, self._on_step = job, mark, silence_s, on_step
+    def __init__(
+        self,
+        job: Job,
+        mark: str,
+        silence_s: float | None,
+        on_step: Callable[[int], None],
+        on_look: Callable[[Phase], None],
+    ) -> None:
+        self._job, self._mark, self._silence_s, self._on_step, self._on_look = job, mark, silence_s, on_step, on_look
         self._ranks: list[_Rank] = []
         self._selector = selectors.DefaultSelector()
         self._error: str | None = None
@@ -135,6 +149,7 @@ class _Group:
         while self._error is None and any(rank.process.poll() is None for rank in self._ranks):
             for key, _ in self._selector.select(timeout=0.1):
                 self._read(key.data, key.fd)
+            self._on_look(self._ranks[0].last.phase)
             self._check()
             if self._error is None and all(rank.waits for rank in self._ranks):
                 return True
@@ -303,6 +318,7 @@ def _environment(number: int, job: Job, mark: str) -> dict[str, str]:
         environment["PYTHONPATH"] = os.pathsep.join([job.import_path, environment["PYTHONPATH"]])
     environment |= dict.fromkeys(_THREAD_VARIABLES, str(cell.threads))
     environment[MARK] = mark
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # GPUs are numbered as their driver numbers them
     if cell.world_size > 1:
         environment |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(cell.world_size)}
     return environment

@@ -12,12 +12,15 @@ from typing import Literal, Protocol
 
 from flowbench.cell import Cell
 from flowbench.measure.disturbance import Counters, disturbances, read_counters
+from flowbench.measure.gpus import GpuWatch, gpu_disturbances
 from flowbench.measure.guard import Guard
 from flowbench.measure.processes import end_marked
 from flowbench.measure.ranks import GroupResult, run_group
 from flowbench.measure.schedule import Turn, estimate_s, plan_turns
 from flowbench.measure.wire import Job
+from flowbench.nvml import Driver, open_driver
 from flowbench.record import store
+from flowbench.record.gpu import GpuConditions
 from flowbench.record.run import Ending, Finding, NotMeasured, RunDocument, Sample
 from flowbench.workload.losses import compare_losses
 
@@ -80,6 +83,19 @@ class _Session:
         self._path, self._watcher = path, watcher
         self._began = time.monotonic()
         self._estimated_s = self._spent_s = 0.0
+        self._driver: Driver | None = None
+        if document.on_gpu:
+            self._open_driver()
+
+    def _open_driver(self) -> None:
+        driver = open_driver()
+        if isinstance(driver, Driver):
+            self._driver = driver
+            return
+        message = f"clocks, throttling and other processes on the GPU are not watched: {driver}"
+        if message not in {finding.message for finding in self.document.findings}:
+            finding = Finding("GPU not watched", message, None, None)
+            self.document = replace(self.document, findings=(*self.document.findings, finding))
 
     def run(self) -> None:
         turns = plan_turns(self.document.cells, self.document.protocol.pairs)
@@ -107,6 +123,9 @@ class _Session:
         self._write(not_measured=(*self.document.not_measured, *left_out), ending=Ending(how, finished, reason))
 
     def _measure(self, turn: Turn) -> None:
+        watch = (
+            GpuWatch(self._driver, range(turn.cell.world_size)) if self._driver and turn.cell.device == "cuda" else None
+        )
         started, before = datetime.now(UTC).isoformat(timespec="milliseconds"), read_counters()
         protocol = self.document.protocol
         job = Job(
@@ -119,8 +138,10 @@ class _Session:
             momentum=protocol.momentum,
             gpu_memory_limit_bytes=protocol.gpu_memory_limit_bytes,
         )
-        result = run_group(job, self.document.run_id, protocol.timeout_s, self._watcher.step)
+        look = watch.look if watch else lambda phase: None
+        result = run_group(job, self.document.run_id, protocol.timeout_s, self._watcher.step, look)
         after = read_counters()
+        gpus = watch.finish() if watch else ()
         wall_s = after.wall_s - before.wall_s
         self._estimated_s += estimate_s(turn.cell, protocol.steps + protocol.warmup)
         self._spent_s += wall_s
@@ -134,11 +155,16 @@ class _Session:
             error=result.error,
             loss_difference=None,
             ranks=result.ranks,
+            gpus=gpus,
         )
         samples = _judged((*self.document.samples, sample), self.document, turn)
         self._write(
             samples=samples,
-            findings=(*self.document.findings, *self._findings(turn, result, before, after)),
+            findings=(
+                *self.document.findings,
+                *self._findings(turn, result, before, after),
+                *self._gpu_findings(turn, gpus),
+            ),
             engines=self._engines(turn.cell, result.library_version),
         )
         self._watcher.sample(samples[-1])
@@ -153,6 +179,12 @@ class _Session:
         for command in result.left_behind:
             message = f"the engine left a process running, it was ended: {command[:200]}"
             yield Finding("left behind", message, turn.cell.key, turn.pair)
+
+    def _gpu_findings(self, turn: Turn, gpus: tuple[GpuConditions, ...]) -> Iterable[Finding]:
+        known = {finding.message for finding in self.document.findings if finding.pair == turn.pair}
+        for kind, message in gpu_disturbances(gpus):
+            if message not in known:  # a neighbour that stays is told once a round
+                yield Finding(kind, message, turn.cell.key, turn.pair)
 
     def _engines(self, cell: Cell, version: str | None) -> tuple[object, ...]:
         return tuple(

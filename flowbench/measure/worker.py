@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from flowbench.engine import Engine, Task, Training, load_engine
 from flowbench.measure.clock import time_by_events, time_step
+from flowbench.measure.gpu_memory import DriverMeter
 from flowbench.measure.memory import ResidentMeter
 from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
 from flowbench.measure.slowdown import slow_down
@@ -61,6 +62,7 @@ class Rank:
         self._enter("import")
         engine = load_engine(job.engine)
         meter = ResidentMeter()
+        on_gpu = DriverMeter(job.rank, job.cell.world_size) if job.cell.device == "cuda" else None
         training, held_before = self._build(job, engine, meter)
         self._enter("warm-up")
         losses: list[float | None] = []
@@ -77,7 +79,10 @@ class Rank:
             )
         steps_ms, host_ms = self._timed_steps(training, meter, losses, job)
         self._enter("end")
-        memory = Memory(training.allocated_peak_bytes(), training.reserved_peak_bytes(), meter.peak(), held_before)
+        gpu_uses, how = on_gpu.read() if on_gpu else ((), None)
+        memory = Memory(
+            training.allocated_peak_bytes(), training.reserved_peak_bytes(), meter.peak(), held_before, gpu_uses, how
+        )
         self._check(training, job)
         self.tell(
             result=RankSample(

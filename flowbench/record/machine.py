@@ -8,12 +8,14 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import psutil
 
-from flowbench.record.run import Git, Gpu, Machine
+from flowbench import nvml
+from flowbench.record.gpu import Gpu
+from flowbench.record.run import Git, Machine
 
 # Whose versions decide what is measured; those that are installed are recorded.
 _DISTRIBUTIONS = (
@@ -27,13 +29,14 @@ _DISTRIBUTIONS = (
     "nvidia-cudnn-cu13",
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
+    "nvidia-ml-py",
 )
 
 
 def read_machine() -> Machine:
     """The machine this runs on."""
     logical = psutil.cpu_count() or 1
-    gpus, driver = _read_gpus()
+    gpus, driver, cuda = _read_gpus()
     return Machine(
         cpu_model=_cpu_model(),
         architecture=platform.machine(),
@@ -45,6 +48,7 @@ def read_machine() -> Machine:
         gpu_driver=driver,
         system=f"{platform.system()} {platform.release()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
+        gpu_cuda=cuda,
     )
 
 
@@ -133,15 +137,25 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _read_gpus() -> tuple[tuple[Gpu, ...], str | None]:
-    """The NVIDIA GPUs as the driver's own tool lists them: this process must not open one."""
-    if shutil.which("nvidia-smi") is None:
-        return (), None
+def _read_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
+    """The GPUs to use, their driver's version and its CUDA's; by the driver's own word, as this process must not open one."""
+    driver = nvml.open_driver()
+    if isinstance(driver, str):
+        return _listed_gpus()
+    gpus = tuple(Gpu(**asdict(driver.device(gpu))) for gpu in range(len(driver)))
+    return (gpus, driver.version(), driver.cuda_version()) if gpus else ((), None, None)
+
+
+def _listed_gpus() -> tuple[tuple[Gpu, ...], str | None, str | None]:
+    """The same by the driver's tool, where NVML cannot be asked; it knows nothing of CUDA_VISIBLE_DEVICES."""
+    if shutil.which("nvidia-smi") is None or os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return (), None, None
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return (), None
+        return (), None, None
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines() if done.returncode == 0]
     rows = [row for row in rows if len(row) == 3 and row[1].isdigit()]
-    return tuple(Gpu(name, int(memory) * 2**20) for name, memory, _ in rows), rows[0][2] if rows else None
+    gpus = tuple(Gpu(name, int(memory) * 2**20) for name, memory, _ in rows)
+    return gpus, rows[0][2] if rows else None, None

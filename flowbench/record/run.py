@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from flowbench.cell import Case, Cell, Count, Name
 from flowbench.record.codec import CodecError, Limit, describe
+from flowbench.record.gpu import Gpu, GpuConditions, GpuUse
 from flowbench.record.profile import Profile
 
 # A step of less than a nanosecond or of more than eleven days was not measured: the clock or the file is wrong.
@@ -92,16 +93,11 @@ class SidesCompared:
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """A GPU as its driver names it."""
-
-    name: Name
-    memory_bytes: Bytes
-
-
-@dataclass(frozen=True)
 class Machine:
-    """What makes two machines alike for a measurement. No clock speeds: they change on the same box."""
+    """What makes two machines alike for a measurement. No present clock speeds: they change on the same box.
+
+    `gpus` are those that may be used here; `gpu_cuda` is the newest CUDA that their driver runs.
+    """
 
     cpu_model: Name
     architecture: Name
@@ -113,19 +109,28 @@ class Machine:
     gpu_driver: Name | None
     system: Name
     python: Name
+    gpu_cuda: Name | None = None
 
 
 @dataclass(frozen=True)
 class Memory:
     """Peaks of one rank in bytes: of the engine's allocator (null where it has none) and of its process tree.
 
-    `resident_before_bytes` was held just before the model was built: interpreter, libraries, data.
+    `resident_before_bytes` was held just before the model was built: interpreter, libraries, data. `gpu_uses` is what the
+    driver says the process held on each GPU; `gpu_uses_how` says how it was found there, or why not.
     """
 
     allocated_peak_bytes: Bytes | None
     reserved_peak_bytes: Bytes | None
     resident_peak_bytes: Bytes
     resident_before_bytes: Bytes
+    gpu_uses: tuple[GpuUse, ...] = ()
+    gpu_uses_how: Text | None = None
+
+    @property
+    def gpu_used_bytes(self) -> int | None:
+        """What the process held on all GPUs, as the driver says; None where that is not known."""
+        return sum(use.held_bytes for use in self.gpu_uses) if self.gpu_uses else None
 
     @property
     def resident_above_bytes(self) -> int:
@@ -167,6 +172,7 @@ class Sample:
     error: Text | None
     loss_difference: Annotated[float, Limit(minimum=0)] | None
     ranks: tuple[RankSample, ...]
+    gpus: tuple[GpuConditions, ...] = ()
 
     def __post_init__(self) -> None:
         if (self.error is None) != (self.status == "ok"):

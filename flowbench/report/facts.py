@@ -20,6 +20,7 @@ MEMORY_KINDS = {
     "peak resident above start": "resident_above_bytes",
     "peak allocated": "allocated_peak_bytes",
     "peak reserved": "reserved_peak_bytes",
+    "GPU used": "gpu_used_bytes",
 }
 _ENDINGS = {
     "interrupted": "the sitting was interrupted before it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -75,6 +76,28 @@ def gpu_box(monkeypatch: pytest.MonkeyPatch) -> Machine:
     box = dataclasses.replace(machine.read_machine(), gpus=(Gpu("A GPU", 140 * 2**30),), gpu_driver="580.1")
     monkeypatch.setattr(machine, "read_machine", lambda: box)
     return box
+
+
+@pytest.fixture
+def gpu_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """A driver with GPUs of these figures (see pynvml_double.py), for this process and the ranks it starts."""
+    folder = tmp_path / "driver"
+    folder.mkdir()
+    shutil.copy(HERE / "pynvml_double.py", folder / "pynvml.py")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.setenv("GPU_DOUBLE", str(folder / "state.json"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    before = sys.modules.pop("pynvml", None)
+    usual = {"name": "A GPU", "uuid": "GPU-aa", "memory": 140 * 2**30, "used": 600 * 2**20, "processes": []}
+
+    def answer(*gpus: dict[str, object]) -> None:
+        state = {"driver": "580.1", "cuda": 13000, "gpus": [usual | gpu for gpu in gpus]}
+        (folder / "state.json").write_text(json.dumps(state))
+
+    yield answer
+    sys.modules.pop("pynvml", None)
+    if before is not None:
+        sys.modules["pynvml"] = before
 
 
 Starter = Callable[..., "subprocess.Popen[str]"]

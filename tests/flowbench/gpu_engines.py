@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,13 @@ class PretendedEvent:
 
 class GpuTraining(ToyTraining):
     device = "cuda:0"
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        if "GPU_DOUBLE" in os.environ:  # tests/flowbench/pynvml_double.py
+            import pynvml
+
+            pynvml.held[os.getpid() + int(os.environ.get("GPU_DOUBLE_SHIFT", "0"))] = 700 * 2**20
 
     def event(self) -> PretendedEvent | None:
         return PretendedEvent()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,14 @@ import pytest
 
 from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
+from flowbench.measure import session
 from flowbench.measure.plan import Request, check_resumable, plan_run
 from flowbench.measure.session import Watcher, run_session
 from flowbench.record import machine, store
 from flowbench.record.document import read_document
+from flowbench.record.gpu import GpuUse
 from flowbench.record.run import Machine, RunDocument
+from flowbench.report import render
 
 pytestmark = pytest.mark.usefixtures("toys", "gpu_box")
 
@@ -123,3 +127,34 @@ def test_a_run_on_a_gpu_is_not_resumed_on_the_cpu() -> None:
     check_resumable(document, Request(device="cuda"), "run.json")
     with pytest.raises(FlowbenchError, match="device cuda, asked for cpu"):
         check_resumable(document, Request(device="cpu"), "run.json")
+
+
+@pytest.mark.parametrize(
+    ("shift", "how"), [(0, "by its process id"), (100_000, "as the only process that came to its GPU")]
+)
+def test_the_driver_is_asked_what_the_process_holds_and_how_the_gpu_ran(
+    shift: int, how: str, tmp_path: Path, gpu_driver: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_driver({"sm": 1400, "temperature": 86, "reasons": 0x20, "processes": [[2**30, 5 * 2**20]]})
+    monkeypatch.setenv("GPU_DOUBLE_SHIFT", str(shift))
+    document = measured(tmp_path, "toy-gpu")
+    (sample,) = document.samples
+    memory = sample.ranks[0].memory
+    assert memory.gpu_uses == (GpuUse(0, 700 * 2**20),)
+    assert memory.gpu_used_bytes == 700 * 2**20
+    assert (memory.gpu_uses_how or "").startswith(how)
+    (seen,) = sample.gpus
+    assert seen.readings >= 1
+    assert seen.slowed_by == {"thermal slowdown": 1}
+    assert [(other.pid, other.memory_bytes) for other in seen.others] == [(2**30, 5 * 2**20)]
+    assert {finding.kind for finding in document.findings} >= {"GPU slowed down", "GPU shared"}
+    assert "thermal slowdown" in render(document, "console")
+    assert "GPU used" in render(document, "speed-stats")
+
+
+def test_where_the_driver_cannot_be_asked_it_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "open_driver", lambda: "NVML does not answer: Driver Not Loaded")
+    document = measured(tmp_path, "toy-gpu", steps=2)
+    (finding,) = [finding for finding in document.findings if finding.kind == "GPU not watched"]
+    assert finding.message.endswith("are not watched: NVML does not answer: Driver Not Loaded")
+    assert document.samples[0].gpus == ()
