@@ -257,18 +257,26 @@ class Tensor:
         if self._hooks:
             # A hook may have kept what it saw, and may keep what it returned.
             gradient, owned = run_hooks(self._hooks, gradient), False
-        if self.grad is None and owned:
-            self.grad = Tensor(gradient)
-        elif self.grad is not None:
-            runtime(self.device).add(self.grad.array, self.grad.array, gradient)
+        if self.grad is None:
+            self.grad = Tensor(self._kept(gradient, owned))
         else:
-            kernels = runtime(self.device)
-            copied = kernels.empty_like(gradient)
-            kernels.copy(copied, gradient)
-            self.grad = Tensor(copied)
+            runtime(self.device).add(self.grad.array, self.grad.array, gradient)
         if self._post_hooks:
             for hook in tuple(self._post_hooks):
                 hook(self)
+
+    def _kept(self, gradient: Array, owned: bool) -> Array:
+        """The first gradient, where it may stay."""
+        if owned:
+            return gradient
+        kernels = runtime(self.device)
+        copied = kernels.empty_like(gradient)
+        kernels.copy(copied, gradient)
+        return copied
+
+    def room(self) -> Array | None:
+        """Memory that a gradient of this leaf should be written to; None where any will do."""
+        return None
 
     def show(self, base: Tensor) -> None:
         """Notes that this tensor is a view of `base`."""

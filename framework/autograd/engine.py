@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +24,32 @@ def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> No
     What nodes saved is freed as the walk passes them, unless `retain_graph` is set. Raises RuntimeError where it
     was freed before.
     """
-    with no_grad():
-        outer = scope.current
-        try:
+    outer, outer_callbacks = scope.current, _running.callbacks
+    _running.callbacks = callbacks = []
+    try:
+        with no_grad():
             _walk(root.edge(), gradient, retain_graph)
-        finally:
-            scope.current = outer
+            for callback in callbacks:
+                callback()
+    finally:
+        scope.current, _running.callbacks = outer, outer_callbacks
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Calls `callback` when the backward that is running in this thread has walked to its end.
+
+    Raises RuntimeError where none is running. A callback that is added while they are called is called too.
+    """
+    if _running.callbacks is None:
+        raise RuntimeError("after_backward() is for hooks: no backward is running in this thread")
+    _running.callbacks.append(callback)
+
+
+class _Running(threading.local):
+    callbacks: list[Callable[[], None]] | None = None
+
+
+_running = _Running()
 
 
 def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:

@@ -1,4 +1,4 @@
-"""Gradient: what backward has found so far for one tensor, and whether its memory may be used again."""
+"""Gradient: what backward has found so far for one tensor, and whether its memory may be used again; and where it ends."""
 
 from __future__ import annotations
 
@@ -49,3 +49,31 @@ class Gradient:
         if self.second is not None and self.second_owned:
             owned.append(self.second.storage)
         return owned
+
+
+class Home:
+    """Where the gradient of a leaf is to lie, instead of in memory of its own.
+
+    A backward may write the gradient there at once, if it is the first to ask; whoever comes second gets memory of its
+    own, and what they found is added up elsewhere and copied.
+    """
+
+    __slots__ = ("_is_lent", "array")
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self._is_lent = False
+
+    def lend(self) -> Array | None:
+        """The memory, to be written with a gradient; None where it is lent already."""
+        if self._is_lent:
+            return None
+        self._is_lent = True
+        return self.array
+
+    def settle(self, gradient: Array) -> Array:
+        """The memory with the whole gradient in it."""
+        self._is_lent = False
+        if gradient is not self.array:
+            runtime(gradient.storage.device).copy(self.array, gradient)
+        return self.array

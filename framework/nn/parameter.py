@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from framework.autograd.gradient import Home
 from framework.tensor import Tensor
+from framework.vm.array import Array
 
 
 class Parameter(Tensor):
-    """A leaf tensor that requires a gradient; a module that gets it as an attribute lists it."""
+    """A leaf tensor that requires a gradient; a module that gets it as an attribute lists it.
 
-    __slots__ = ()
+    `home` is where its gradient is to lie, for those who want the gradients of several in one piece of memory.
+    """
+
+    __slots__ = ("home",)
+    home: Home | None
+
+    def __new__(cls, *_: Any, **__: Any) -> Parameter:
+        made = super().__new__(cls)
+        # Here, since a copy is made without a call of __init__.
+        made.home = None
+        return made
 
     def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
         super().__init__(data.array)
         self.requires_grad_(requires_grad)
+
+    def _kept(self, gradient: Array, owned: bool) -> Array:
+        return super()._kept(gradient, owned) if self.home is None else self.home.settle(gradient)
+
+    def room(self) -> Array | None:
+        """Memory at home for a gradient that is to be made now; None where there is none, or someone may keep what is there."""
+        if self.home is None or self.grad is not None or self._hooks:
+            return None
+        return self.home.lend()
