@@ -25,7 +25,8 @@ def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> No
     was freed before.
     """
     outer, outer_callbacks = scope.current, _running.callbacks
-    _running.callbacks = callbacks = []
+    callbacks: list[Callable[[], None]] = []
+    _running.callbacks = callbacks
     try:
         with no_grad():
             _walk(root.edge(), gradient, retain_graph)

@@ -1,6 +1,6 @@
 """Neural network layers and what holds them together."""
 
-from framework.nn import functional, init
+from framework.nn import functional, init, parallel
 from framework.nn.layers import (
     AdaptiveAvgPool2d,
     BatchNorm2d,
@@ -15,6 +15,7 @@ from framework.nn.layers import (
 )
 from framework.nn.module import Module
 from framework.nn.parameter import Parameter
+from framework.nn.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "AdaptiveAvgPool2d",
@@ -29,6 +30,8 @@ __all__ = [
     "Parameter",
     "ReLU",
     "Sequential",
+    "SyncBatchNorm",
     "functional",
     "init",
+    "parallel",
 ]

@@ -181,10 +181,14 @@ class Module:
     def load_state_dict(self, state: Mapping[str, Tensor | np.ndarray], *, strict: bool = True) -> None:
         """Copies values by name, from tensors or NumPy arrays, into parameters and buffers.
 
+        The state of a module fits a `DistributedDataParallel` that holds it, whose names begin with `module.`, and the other
+        way round.
+
         Raises ValueError, before anything is copied, for a shape that differs and, if `strict`, for names that
         are missing or unknown.
         """
         own = self.state_dict()
+        state = _with_names_of(own, state)
         faults = [
             f"{name} has shape {list(np.shape(state[name]))}, expected {list(held.shape)}"
             for name, held in own.items()
@@ -210,6 +214,19 @@ class Module:
     def describe(self) -> str:
         """The module's settings in words, for its repr."""
         return ""
+
+
+_WRAPPED = "module."
+
+
+def _with_names_of(own: Mapping[str, Any], state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state, with `module.` before its names or without it, as the own names are."""
+    if state and own and not any(name in own for name in state):
+        if all(name.startswith(_WRAPPED) for name in state):
+            return {name.removeprefix(_WRAPPED): value for name, value in state.items()}
+        if all(name.startswith(_WRAPPED) for name in own):
+            return {_WRAPPED + name: value for name, value in state.items()}
+    return state
 
 
 def _some(names: list[str]) -> str:

@@ -47,3 +47,31 @@ class Storage:
     def next_serial() -> int:
         """A number above the serial of every storage made so far, and below that of every later one."""
         return next(_serials)
+
+
+class SharedStorage(Storage):
+    """The memory of another storage, with a version of its own: for arrays in one piece of memory that are written apart.
+
+    Streams that use one are waited for by all.
+    """
+
+    __slots__ = ("whole",)
+
+    def __init__(self, whole: Storage) -> None:
+        self.whole = whole
+        self.allocator, self.block, self.device = whole.allocator, whole.block, whole.device
+        self.nbytes, self.ptr = whole.nbytes, whole.ptr
+        self.version = 0
+        self.serial = next(_serials)
+
+    @property
+    def uses(self) -> Uses | None:
+        """Who used the memory last."""
+        return self.whole.uses
+
+    @uses.setter
+    def uses(self, uses: Uses | None) -> None:
+        self.whole.uses = uses
+
+    def __del__(self) -> None:
+        """The whole gives the memory back."""

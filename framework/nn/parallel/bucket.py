@@ -1,0 +1,118 @@
+"""Buckets: gradients of several parameters in one piece of memory, so that one collective averages them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from framework.autograd.gradient import Home
+from framework.nn.parameter import Parameter
+from framework.tensor import Tensor
+from framework.vm.array import Array, dense_stride_like
+from framework.vm.runtime import runtime
+
+# Kernels read and write whole lines of memory where a gradient begins on one.
+_ALIGNMENT_BYTES = 128
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter's place in a bucket: its gradient, and one element that says whether a rank has a gradient for it."""
+
+    name: str
+    parameter: Parameter
+    gradient: Array
+    used: Array
+
+
+class Bucket:
+    """The gradients of some parameters of one element type and device, with an element for each behind them."""
+
+    def __init__(self, named: Sequence[tuple[str, Parameter]]) -> None:
+        like = named[0][1].array
+        kernels = runtime(like.storage.device)
+        lengths = [_aligned(parameter.numel(), like.dtype.itemsize) for _, parameter in named]
+        start = sum(lengths)
+        self.flat: Array = kernels.full((start + len(named),), 0.0, like.dtype)
+        self.used = self.flat.view((len(named),), (1,), start)
+        self.slots: list[Slot] = []
+        offset = 0
+        for index, ((name, parameter), length) in enumerate(zip(named, lengths, strict=True)):
+            shape = parameter.shape
+            gradient = self.flat.view(shape, dense_stride_like(shape, parameter.stride()), offset)
+            self.slots.append(Slot(name, parameter, gradient, self.used.view((1,), (1,), index)))
+            offset += length
+
+    def give_homes(self) -> None:
+        """Lets the gradients be made here; those that exist move in."""
+        for slot in self.slots:
+            slot.parameter.home = Home(slot.gradient)
+            if slot.parameter.grad is not None:
+                self._move_in(slot, slot.parameter.grad)
+                slot.parameter.grad = Tensor(slot.gradient)
+
+    def fill(self, *, keep_views: bool) -> list[Slot]:
+        """Brings in what lies elsewhere, and zeros for what is missing; returns the slots of those.
+
+        With `keep_views` gradients from elsewhere are views of the bucket from now on.
+        """
+        kernels = runtime(self.flat.storage.device)
+        kernels.fill(self.used, value=1)
+        missing = []
+        for slot in self.slots:
+            grad = slot.parameter.grad
+            if grad is None:
+                kernels.fill(slot.gradient, value=0)
+                kernels.fill(slot.used, value=0)
+                missing.append(slot)
+            elif grad.array is not slot.gradient:
+                self._move_in(slot, grad)
+                if keep_views:
+                    slot.parameter.grad = Tensor(slot.gradient)
+        return missing
+
+    def clear(self) -> None:
+        """Zeros for all: the part of a rank that has no data left."""
+        runtime(self.flat.storage.device).fill(self.flat, value=0)
+
+    def copy_back(self) -> None:
+        """Gives the averaged gradients to parameters whose gradients lie elsewhere."""
+        kernels = runtime(self.flat.storage.device)
+        for slot in self.slots:
+            grad = slot.parameter.grad
+            if grad is not None and grad.array is not slot.gradient:
+                kernels.copy(grad.array, slot.gradient)
+
+    def _move_in(self, slot: Slot, grad: Tensor) -> None:
+        if grad.shape != slot.gradient.shape or grad.dtype is not slot.gradient.dtype or grad.device is not self.device:
+            raise ValueError(
+                f"parameter {slot.name} of shape {list(slot.gradient.shape)}, {slot.gradient.dtype}, on {self.device} has a"
+                f" grad of shape {list(grad.shape)}, {grad.dtype}, on {grad.device}; they must be the same"
+            )
+        runtime(self.flat.storage.device).copy(slot.gradient, grad.array)
+
+    @property
+    def device(self) -> object:
+        """Where it lies."""
+        return self.flat.storage.device
+
+
+def make_buckets(named: Sequence[tuple[str, Parameter]], cap_bytes: int) -> list[Bucket]:
+    """Buckets of at most `cap_bytes`, or one parameter, from the last to the first: about as backward reaches them."""
+    groups: list[list[tuple[str, Parameter]]] = []
+    open_groups: dict[object, tuple[list[tuple[str, Parameter]], int]] = {}
+    for name, parameter in reversed(named):
+        kind = (parameter.device, parameter.dtype)
+        group, nbytes = open_groups.get(kind, ([], 0))
+        if group and nbytes + parameter.array.nbytes > cap_bytes:
+            group, nbytes = [], 0
+        if not group:
+            groups.append(group)
+        group.append((name, parameter))
+        open_groups[kind] = (group, nbytes + parameter.array.nbytes)
+    return [Bucket(group) for group in groups]
+
+
+def _aligned(elements: int, itemsize: int) -> int:
+    step = _ALIGNMENT_BYTES // itemsize
+    return -(-elements // step) * step

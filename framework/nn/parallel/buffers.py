@@ -1,0 +1,53 @@
+"""Buffers of a module in one piece of memory, so that one collective makes them the same on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from framework import distributed
+from framework.nn.counter import Counter
+from framework.tensor import Tensor
+from framework.vm.array import Array, dense_stride_like
+from framework.vm.runtime import runtime
+from framework.vm.storage import SharedStorage
+
+
+class FlatBuffers:
+    """A module's buffers, moved together by element type and device.
+
+    Counters stay where they are: each rank counts its batches on the host, and comes to the same number.
+    """
+
+    def __init__(self, buffers: Sequence[Tensor]) -> None:
+        self._buffers = [buffer for buffer in buffers if not isinstance(buffer, Counter)]
+        self._flats: list[Array] = []
+        self._homes: list[object] = []
+        self._move()
+
+    def broadcast(self, src: int, group: distributed.Group) -> None:
+        """Replaces the buffers of all ranks by those of rank `src` (its number in the world)."""
+        if any(buffer.array.storage is not home for buffer, home in zip(self._buffers, self._homes, strict=True)):
+            self._move()  # the module was converted or moved since
+        works = [distributed.broadcast(Tensor(flat), src, group, async_op=True) for flat in self._flats]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    def _move(self) -> None:
+        kinds: dict[object, list[Tensor]] = {}
+        for buffer in self._buffers:
+            kinds.setdefault((buffer.device, buffer.dtype), []).append(buffer)
+        self._flats = []
+        for alike in kinds.values():
+            kernels = runtime(alike[0].device)
+            flat = kernels.empty((sum(buffer.numel() for buffer in alike),), alike[0].dtype)
+            offset = 0
+            for buffer in alike:
+                shape, stride = buffer.shape, dense_stride_like(buffer.shape, buffer.stride())
+                # A counter of writes of its own: writing one buffer must not look like writing another that backward needs.
+                part = Array(SharedStorage(flat.storage), shape, stride, buffer.dtype, offset)
+                kernels.copy(part, buffer.array)
+                buffer.array = part
+                offset += buffer.numel()
+            self._flats.append(flat)
+        self._homes = [buffer.array.storage for buffer in self._buffers]

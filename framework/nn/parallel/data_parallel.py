@@ -1,0 +1,163 @@
+"""DistributedDataParallel: the same module on every rank, each with its own data, trained as if it were one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+
+from framework import distributed
+from framework.autograd import is_grad_enabled
+from framework.device import Device
+from framework.distributed.world import world
+from framework.nn.module import Module
+from framework.nn.parallel.agreement import check_agreement
+from framework.nn.parallel.buffers import FlatBuffers
+from framework.nn.parallel.join import BUFFERS, GRADIENTS, Join
+from framework.nn.parallel.reducer import Reducer
+from framework.nn.sync_batch_norm import SyncBatchNorm
+from framework.tensor import Tensor
+
+_MB = 1024 * 1024
+
+
+class DistributedDataParallel(Module):
+    """Averages the gradients of `module` over the ranks of a group during backward, and keeps its buffers alike.
+
+    Made on every rank, with the same module on each: parameters and buffers become those of the group's first rank. From then
+    on every rank calls it on data of its own, and its optimizer does the same step as all others'. A parameter that no rank
+    used has no gradient; one that some used has a gradient on all.
+
+    `broadcast_buffers`: before each forward of a training the buffers become those of the first rank again (counters of
+    batches apart, which every rank counts alike). `bucket_cap_mb` (MiB): so much is averaged at once.
+    `gradient_as_bucket_view`: gradients lie where they are averaged, and backward writes them there; without it they are
+    copied there and back. `process_group`: the ranks to train with, all of them where it is None.
+
+    Raises ValueError, on every rank, where the ranks' modules have not the same parameters and buffers.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        broadcast_buffers: bool = True,
+        bucket_cap_mb: float = 25,
+        gradient_as_bucket_view: bool = True,
+        process_group: distributed.Group | None = None,
+    ) -> None:
+        super().__init__()
+        if not bucket_cap_mb > 0:
+            raise ValueError(f"bucket_cap_mb is a size in MiB above 0, not {bucket_cap_mb!r}")
+        if not any(True for _ in module.parameters()):
+            raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to average")
+        self.module = module
+        self.broadcast_buffers = broadcast_buffers
+        self.bucket_cap_mb = bucket_cap_mb
+        self.gradient_as_bucket_view = gradient_as_bucket_view
+        self.group = process_group or world().everyone
+        self.joining: Join | None = None
+        self._averages = True
+        check_agreement(module, self.group)
+        self._flat_buffers = FlatBuffers(list(module.buffers()))
+        self.broadcast_all_from(self.group.ranks[0])
+        self._make_reducer()
+
+    @property
+    def device(self) -> Device:
+        """The device of its first parameter."""
+        return next(self.module.parameters()).device
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, on this rank's data."""
+        records = is_grad_enabled()
+        averages = records and self._averages
+        if averages and self.training:
+            if self._kinds != self._read_kinds():
+                self._remake_reducer()
+            if self.broadcast_buffers:
+                first = self.joining.announce(BUFFERS) if self.joining else self.group.ranks[0]
+                self.broadcast_buffers_from(first)
+        outputs = self.module(*args, **kwargs)
+        if records:
+            self.reducer.prepare(outputs, averages=averages)
+        return outputs
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """The backward of a forward within it adds to this rank's gradients alone; the next one outside averages the sum."""
+        before, self._averages = self._averages, False
+        try:
+            yield
+        finally:
+            self._averages = before
+
+    def join(self) -> Join:
+        """A context for the loop over data of which ranks have different amounts.
+
+        Ranks that have none left take part in the averages with zeros until all are done; then every rank has the parameters
+        and buffers of the last one. Raises ValueError where the module synchronises batch statistics, which needs data.
+        """
+        for name, module in self.module.named_modules():
+            if isinstance(module, SyncBatchNorm):
+                raise ValueError(
+                    f"join() cannot be used with SyncBatchNorm ({name}): a rank without data has no statistics to give"
+                )
+        return Join(self)
+
+    def broadcast_buffers_from(self, src: int) -> None:
+        """Replaces the buffers of all ranks by those of rank `src`."""
+        self._flat_buffers.broadcast(src, self.group)
+
+    def broadcast_all_from(self, src: int) -> None:
+        """Replaces parameters and buffers of all ranks, counters too, by those of rank `src`."""
+        for held in (*self.module.parameters(), *self.module.buffers()):
+            distributed.broadcast(held.detach(), src, self.group)
+
+    def load_state_dict(self, state: Mapping[str, Tensor | np.ndarray], *, strict: bool = True) -> None:
+        """As a module does; the names may begin with `module.` or not. Called on every rank, with the same state."""
+        super().load_state_dict(state, strict=strict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DistributedDataParallel:
+        """Another one over a copy of the module, made on every rank."""
+        return DistributedDataParallel(
+            deepcopy(self.module, memo),
+            self.broadcast_buffers,
+            self.bucket_cap_mb,
+            self.gradient_as_bucket_view,
+            self.group,
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a DistributedDataParallel belongs to running processes: pickle its .module, or its state_dict()"
+        )
+
+    def describe(self) -> str:
+        return f"{self.group.size} ranks, buckets of {self.bucket_cap_mb:g} MiB"
+
+    def _make_reducer(self) -> None:
+        self._kinds = self._read_kinds()
+        learned = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        self.reducer = Reducer(
+            learned, self.group, int(self.bucket_cap_mb * _MB), as_views=self.gradient_as_bucket_view
+        )
+        self.reducer.before_first = self._announce_gradients
+
+    def _remake_reducer(self) -> None:
+        """Parameters were frozen, unfrozen, moved or converted since: on every rank, or the ranks would wait for ever."""
+        check_agreement(self.module, self.group)
+        self.reducer.close()
+        self._make_reducer()
+
+    def _read_kinds(self) -> list[tuple[Any, ...]]:
+        """What buckets depend on."""
+        return [(p.requires_grad, p.dtype, p.device) for p in self._all_parameters()]
+
+    def _all_parameters(self) -> list[Any]:
+        return list(self.module.parameters())
+
+    def _announce_gradients(self) -> None:
+        if self.joining is not None:
+            self.joining.announce(GRADIENTS)

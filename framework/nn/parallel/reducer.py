@@ -1,0 +1,158 @@
+"""The reducer: averages the gradients of all ranks while backward is still at work on the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from framework import distributed
+from framework.autograd.engine import after_backward
+from framework.nn.parallel.bucket import Bucket, Slot, make_buckets
+from framework.nn.parameter import Parameter
+from framework.tensor import Tensor
+from framework.vm.runtime import runtime
+
+
+class Reducer:
+    """Averages the gradients of parameters over a group of ranks, once in each backward.
+
+    They lie in buckets. A bucket is sent when backward has made all gradients in it, and always behind those before it, so
+    that every rank sends the same ones in the same order whatever it computes. What backward did not reach is sent at its end.
+    """
+
+    def __init__(
+        self, named: Sequence[tuple[str, Parameter]], group: distributed.Group, cap_bytes: int, *, as_views: bool
+    ) -> None:
+        self.buckets = make_buckets(named, cap_bytes)
+        # Called before the first bucket of each backward is sent.
+        self.before_first: Callable[[], None] = lambda: None
+        self._group = group
+        self._as_views = as_views
+        self._place = {
+            id(slot.parameter): (number, slot.name)
+            for number, bucket in enumerate(self.buckets)
+            for slot in bucket.slots
+        }
+        self._removers = [parameter.register_post_accumulate_grad_hook(self._ready) for _, parameter in named]
+        if as_views:
+            for bucket in self.buckets:
+                bucket.give_homes()
+        self._averages = True
+        self._reset()
+
+    def close(self) -> None:
+        """Lets the parameters be as they were; gradients that exist stay where they are."""
+        for remove in self._removers:
+            remove()
+        for slot in self._slots():
+            slot.parameter.home = None
+
+    def prepare(self, outputs: Any, *, averages: bool) -> None:
+        """Gets ready for the backward of `outputs`; whether it `averages` what it finds is settled here."""
+        if self._running:
+            # A backward that failed half-way: what it sent has to end before its memory is used again.
+            self._wait()
+            self._reset()
+        self._averages = averages
+        if averages:
+            for output in _tensors(outputs):
+                if output.node is not None:
+                    # A backward that reaches no parameter has to send its zeros all the same.
+                    output.register_hook(self._reached)
+
+    def send_zeros(self) -> None:
+        """Takes part in the average with nothing to give; this rank's gradients are dropped."""
+        for bucket in self.buckets:
+            bucket.clear()
+            self._send(bucket)
+        self._wait()
+        for slot in self._slots():
+            slot.parameter.grad = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._running = False
+        self._seen: set[int] = set()
+        self._missing = [len(bucket.slots) for bucket in self.buckets]
+        self._sent = 0
+        self._unused: list[Slot] = []
+        self._works: list[Any] = []
+
+    def _reached(self, gradient: Tensor) -> None:
+        if self._averages and not self._running:
+            self._running = True
+            after_backward(self._finish)
+
+    def _ready(self, parameter: Tensor) -> None:
+        """Backward has made the gradient of a parameter."""
+        if not self._averages:
+            return
+        self._reached(parameter)
+        number, name = self._place[id(parameter)]
+        if id(parameter) in self._seen:
+            raise RuntimeError(
+                f"parameter {name} got a gradient twice in one backward, the second time after the first was sent to the"
+                " other ranks: run a backward that is nested in another under no_sync()"
+            )
+        self._seen.add(id(parameter))
+        self._missing[number] -= 1
+        while self._sent < len(self.buckets) and not self._missing[self._sent]:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        if not self._sent:
+            self.before_first()
+        bucket = self.buckets[self._sent]
+        self._unused += bucket.fill(keep_views=self._as_views)
+        self._send(bucket)
+        self._sent += 1
+
+    def _send(self, bucket: Bucket) -> None:
+        self._works.append(distributed.all_reduce(Tensor(bucket.flat), "avg", self._group, async_op=True))
+
+    def _finish(self) -> None:
+        """At the end of backward: sends the rest, and takes what the others found for parameters not used here."""
+        while self._sent < len(self.buckets):
+            self._send_next()
+        self._wait()
+        if not self._as_views:
+            for bucket in self.buckets:
+                bucket.copy_back()
+        for slot in self._unused:
+            if _is_used(slot):
+                slot.parameter.grad = self._gradient(slot)
+        self._reset()
+
+    def _gradient(self, slot: Slot) -> Tensor:
+        if self._as_views:
+            return Tensor(slot.gradient)
+        kernels = runtime(slot.gradient.storage.device)
+        own = kernels.empty_like(slot.gradient)
+        kernels.copy(own, slot.gradient)
+        return Tensor(own)
+
+    def _wait(self) -> None:
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+
+    def _slots(self) -> Iterator[Slot]:
+        for bucket in self.buckets:
+            yield from bucket.slots
+
+
+def _is_used(slot: Slot) -> bool:
+    """Whether some rank has a gradient for the slot."""
+    return bool(runtime(slot.used.storage.device).to_host(slot.used)[0] > 0)
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in what a module returned."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for inner in value.values():
+            yield from _tensors(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _tensors(inner)
