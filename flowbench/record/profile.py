@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from flowbench.cell import Count, Name
 from flowbench.record.codec import CodecError, Limit, describe
@@ -15,7 +15,6 @@ MOST_POINTS = 500
 Label = Annotated[str, Limit(max_length=300)]
 Milliseconds = Annotated[float, Limit(minimum=0, maximum=1e9)]
 Bytes = Annotated[int, Limit(minimum=0)]
-Side = Literal["base", "head"]
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class Profile:
     """
 
     cell: Annotated[str, Limit(max_length=20_000)]
-    side: Side | None
     step_ms: Milliseconds
     ops_ms: Milliseconds
     ops: Annotated[tuple[ProfiledOp, ...], Limit(max_length=MOST_OPS)]

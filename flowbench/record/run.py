@@ -262,7 +262,7 @@ class RunDocument:
                     f"$.findings[{index}].cell", describe(finding.cell), "the key of a cell of this document"
                 )
 
-        _unique("$.profiles", [f"{profile.cell}, {profile.side or 'one side'}" for profile in self.profiles])
+        _unique("$.profiles", [profile.cell for profile in self.profiles])
         for index, profile in enumerate(self.profiles):
             if profile.cell not in self.by_key:
                 raise CodecError(
@@ -295,6 +295,10 @@ class RunDocument:
     def by_key(self) -> Mapping[str, Cell]:
         """The cells by their key."""
         return {cell.key: cell for cell in self.cells}
+
+    def profile_of(self, cell: Cell) -> Profile | None:
+        """The profile of `cell`; None where there is none."""
+        return next((profile for profile in self.profiles if profile.cell == cell.key), None)
 
     @property
     def on_gpu(self) -> bool:

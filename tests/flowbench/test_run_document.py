@@ -231,7 +231,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 PROFILE = Profile(
     cell=ONE.key,
-    side=None,
     step_ms=12.5,
     ops_ms=11.5,
     ops=(ProfiledOp("conv2d", "float32[4, 64, 56, 56]", "layer1.0.conv1", 3, 7.5),),
@@ -244,9 +243,11 @@ PROFILE = Profile(
 
 
 def test_a_profile_is_kept_and_a_document_from_before_there_were_any_is_read() -> None:
-    document = replace(make(), profiles=(PROFILE, replace(PROFILE, side="base")))
+    document = replace(make(), profiles=(PROFILE, replace(PROFILE, cell=TWO.key)))
     text = document_text(document)
     assert parse_document(text) == document
+    assert document.profile_of(ONE) == PROFILE
+    assert make().profile_of(ONE) is None
     jsonschema.Draft202012Validator(document_schema()).validate(json.loads(text))
     older = json.loads(TEXT)
     del older["profiles"]
@@ -271,7 +272,7 @@ def test_a_profile_that_cannot_be_is_refused(changes: dict[str, object], said: s
     assert said in refused(json.dumps(tree))
 
 
-def test_two_profiles_of_one_side_are_refused() -> None:
+def test_two_profiles_of_one_cell_are_refused() -> None:
     with pytest.raises(codec.CodecError, match=r"at \$.profiles: given .* twice, expected each once"):
         replace(make(), profiles=(PROFILE, PROFILE))
 
