@@ -50,7 +50,7 @@ def bench(session: nox.Session) -> None:
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
     """Run the whole test suite; what follows `--` goes to pytest."""
-    python = environment(session, ["torch", "report", "github", "dev"], for_machine=True)
+    python = environment(session, ["torch", "report", "github", "history", "dev"], for_machine=True)
     session.run(python, "-m", "pytest", "-q", *session.posargs, external=True)
 
 

@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 import click
 
 from flowbench import __version__
+from flowbench.cli_store import history, store
 from flowbench.errors import FlowbenchError, Interrupted
+from flowbench.output import drop_output, read_text, say, unwritten
 
 # What writing says where a disk is full, a descriptor is closed or a device fails.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
@@ -40,8 +42,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if error.filename is not None or error.errno not in _UNWRITABLE:
             status = _report_fault()
         else:  # click prints help and version by itself
-            _drop_output()
-            status = _complain(_unwritten(error), 2)
+            drop_output()
+            status = _complain(unwritten(error), 2)
     except Exception:  # noqa: BLE001 - a fault of ours: Python's own status 1 would read as "a regression was found"
         status = _report_fault()
     sys.exit(status or 0)
@@ -159,10 +161,10 @@ def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
     request = sitting.Request(**asked)
     command = ("flowbench", *sys.argv[1:])
     if dry_run:
-        _say(sitting.dry_run(request, resume, command))
+        say(sitting.dry_run(request, resume, command))
         return 0
     status, text = sitting.run(request, resume, out, command)
-    _say(text)
+    say(text)
     return status
 
 
@@ -174,7 +176,7 @@ def report(document: Path, form: str) -> None:
     from flowbench.record.document import read_document
     from flowbench.report import render
 
-    _say(render(read_document(document), form).rstrip("\n"))
+    say(render(read_document(document), form).rstrip("\n"))
 
 
 @cli.command()
@@ -185,8 +187,8 @@ def parse(file: Path) -> None:
 
     from flowbench.report import parse as parse_text
 
-    entries, warnings = parse_text(_read_text(file))
-    _say(json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False))
+    entries, warnings = parse_text(read_text(file))
+    say(json.dumps(entries, indent=2, ensure_ascii=False, allow_nan=False))
     if not entries["entries"]:
         click.echo(f"flowbench: {file}: no Speed stats line was found in it", err=True)
     for warning in warnings:
@@ -200,7 +202,7 @@ def schema() -> None:
 
     from flowbench.record.document import document_schema
 
-    _say(json.dumps(document_schema(), indent=2))
+    say(json.dumps(document_schema(), indent=2))
 
 
 @cli.command()
@@ -209,33 +211,12 @@ def doctor() -> int:
     from flowbench.doctor import examine, format_examination
 
     checks = examine()
-    _say(format_examination(checks))
+    say(format_examination(checks))
     return 2 if any(check.level == "bad" for check in checks) else 0
 
 
-def _say(text: str) -> None:
-    """Print to standard output. That its reader has seen enough (`| head`) is no failure, and changes no exit code."""
-    if sys.stdout is None:  # closed before Python started
-        raise FlowbenchError(_unwritten(ValueError("it is closed")))
-    try:
-        click.echo(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
-    except (OSError, ValueError) as error:
-        _drop_output()
-        raise FlowbenchError(_unwritten(error)) from None
-
-
-def _drop_output() -> None:
-    """Let what is still buffered go nowhere: Python would fail once more when it writes it at its end."""
-    if not sys.stdout.closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _unwritten(error: OSError | ValueError) -> str:
-    reason = error.strerror if isinstance(error, OSError) else str(error)
-    return f"cannot write to standard output: {reason}; free some space, or send it elsewhere"
+cli.add_command(store)
+cli.add_command(history)
 
 
 def _check_working_directory() -> None:
@@ -245,16 +226,6 @@ def _check_working_directory() -> None:
         raise FlowbenchError(
             f"the working directory cannot be used: {error.strerror}; it was deleted, it seems: change to another"
         ) from None
-
-
-def _read_text(file: Path) -> str:
-    try:
-        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-        return content.decode("utf-8-sig")
-    except OSError as error:
-        raise FlowbenchError(f"{file}: {error.strerror}, expected a readable text") from None
-    except UnicodeDecodeError as error:
-        raise FlowbenchError(f"{file}: not UTF-8 text (byte {error.start}), expected a Speed stats text") from None
 
 
 def _report_fault() -> int:

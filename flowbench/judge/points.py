@@ -1,0 +1,65 @@
+"""What a run document says of each of its cells, as points of history. Pure."""
+
+from __future__ import annotations
+
+import statistics
+
+from flowbench.cell import Cell
+from flowbench.judge.pairs import matched_samples, ratio_of
+from flowbench.judge.stats import process_median
+from flowbench.record.points import Point, machine_name
+from flowbench.record.run import RunDocument, Sample
+
+# Of Memory: the peaks that have a history, by the names reports use.
+_PEAKS = {
+    "peak resident": "resident_peak_bytes",
+    "peak allocated": "allocated_peak_bytes",
+    "peak reserved": "reserved_peak_bytes",
+}
+
+
+def points_of(document: RunDocument) -> tuple[Point, ...]:
+    """One point for each cell of `document`, in its order; a failed or void cell has one without a time."""
+    return tuple(_point(document, cell) for cell in document.cells)
+
+
+def _point(document: RunDocument, cell: Cell) -> Point:
+    samples = document.samples_of(cell)
+    good = [sample for sample in samples if sample.status == "ok"]
+    spoiled = [sample.status for sample in samples if sample.status != "ok"]
+    # A cell that failed once is not known to work: its times of before are no point of its series.
+    medians = [] if spoiled else [process_median(sample.steps_ms) for sample in good]
+    return Point(
+        run_id=document.run_id,
+        created=document.created,
+        commit=document.git.commit if document.git else None,
+        dirty=document.git.dirty if document.git else False,
+        machine=machine_name(document.machine),
+        cell=cell.key,
+        label=cell.label,
+        status=spoiled[0] if spoiled else "ok" if medians else "not measured",
+        processes=len(medians),
+        time_ms=statistics.median(medians) if medians else None,
+        low_ms=min(medians, default=None),
+        high_ms=max(medians, default=None),
+        relative_speed=_relative_speed(document, cell) if medians else None,
+        memory=_peaks(good) if medians else {},
+    )
+
+
+def _relative_speed(document: RunDocument, cell: Cell) -> float | None:
+    if document.reference is None or document.reference == cell.engine:
+        return None
+    reference = document.by_key.get(Cell.of(cell.case, document.reference).key)
+    pairs = matched_samples(document, reference, cell) if reference is not None else ()
+    return ratio_of(pairs).geometric_mean if pairs else None
+
+
+def _peaks(samples: list[Sample]) -> dict[str, int]:
+    peaks: dict[str, int] = {}
+    for kind, field in _PEAKS.items():
+        values = [getattr(rank.memory, field) for sample in samples for rank in sample.ranks]
+        known = [value for value in values if value is not None]
+        if known and len(known) == len(values):
+            peaks[kind] = max(known)
+    return peaks
