@@ -108,7 +108,7 @@ class FlowEager(Engine):
 
         if flow.backends.onednn.available():
             return None
-        return f"runs on NumPy alone, many times slower: {flow.backends.onednn.why()}"
+        return f"runs on NumPy alone on the CPU, many times slower: {flow.backends.onednn.why()}"
 
     def gpu_refusal(self) -> str | None:
         import framework as flow

@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 from flowbench.engine import Event, Training
 
 # Events that lie on another stream than the work account for next to nothing of the time that passes.
 LEAST_COVERED = 0.8
-
-
-@dataclass(frozen=True)
-class EventTimes:
-    """Times in ms of consecutive steps: between events on the device, and until the call that issued the step returned."""
-
-    steps_ms: list[float]
-    host_ms: list[float]
 
 
 def time_step(training: Training, index: int) -> float:
@@ -29,34 +21,44 @@ def time_step(training: Training, index: int) -> float:
     return (time.perf_counter_ns() - start) / 1e6
 
 
-def time_by_events(
-    training: Training, first: int, count: int, issued: Callable[[int], None] = lambda index: None
-) -> EventTimes:
-    """Run `count` steps from `first` on, one after the other as in training: nothing waits for a step to be done.
+def time_issue(training: Training, index: int) -> float:
+    """Run step `index` and return the ms until the call that issued it returned.
 
-    But the host runs no more than one step ahead: with more, its own time would be spent waiting in a full queue of
-    launches. `issued` is called after each step. Raises RuntimeError where the events do not account for the time.
+    The device is idle before: where it lags behind, its queue of launches fills up, and the host's time is spent waiting there.
+    """
+    training.synchronize()
+    start = time.perf_counter_ns()
+    training.step(index)
+    issued_ms = (time.perf_counter_ns() - start) / 1e6
+    training.synchronize()
+    return issued_ms
+
+
+def time_by_events(
+    training: Training, steps: Sequence[int], issued: Callable[[int], None] = lambda index: None
+) -> list[float]:
+    """Run `steps` one after the other as in training, where nothing waits for a step's end; their times on the device in ms.
+
+    But the host runs no more than one step ahead, so that a failure is found in its step. `issued` is called after each step.
+    Raises RuntimeError where the events do not account for the time.
     """
     training.synchronize()
     events = [_event(training)]
-    host_ms = []
     began = time.perf_counter_ns()
-    for index in range(first, first + count):
+    for index in steps:
         if len(events) > 1:
             events[-2].synchronize()
-        start = time.perf_counter_ns()
         training.step(index)
-        host_ms.append((time.perf_counter_ns() - start) / 1e6)
         events.append(_event(training))
         issued(index)
     training.synchronize()
     passed_ms = (time.perf_counter_ns() - began) / 1e6
-    steps_ms = [events[index].elapsed_time(events[index + 1]) for index in range(count)]
-    if sum(steps_ms) < LEAST_COVERED * passed_ms:
+    times_ms = [begin.elapsed_time(end) for begin, end in pairwise(events)]
+    if sum(times_ms) < LEAST_COVERED * passed_ms:
         raise RuntimeError(
-            f"the device's events account for {sum(steps_ms):.1f} of {passed_ms:.1f} ms: they do not enclose the steps' work"
+            f"the device's events account for {sum(times_ms):.1f} of {passed_ms:.1f} ms: they do not enclose the steps' work"
         )
-    return EventTimes(steps_ms, host_ms)
+    return times_ms
 
 
 def _event(training: Training) -> Event:

@@ -251,7 +251,7 @@ def _protocol(preset: Preset, request: Request, threads: int) -> Protocol:
         seed=request.seed or 0,
         learning_rate=losses.LEARNING_RATE,
         momentum=losses.MOMENTUM,
-        loss_tolerance=losses.TOLERANCE,
+        loss_tolerance=losses.GPU_TOLERANCE if preset.device == "cuda" else losses.TOLERANCE,
         timeout_s=request.timeout_s,
         wall_cap_s=request.wall_cap_s or (None if request.pairs else preset.wall_cap_s),
         gpu_memory_limit_bytes=request.gpu_memory_limit_bytes,

@@ -15,6 +15,9 @@ ORDER = "mirrored"
 START_S = 4.0
 FLOPS_PER_CORE = 50e9
 STEP_S = 0.02
+# On a GPU: CUDA's context and kernels come before the first step; a step is bound by its arithmetic or by its launches.
+GPU_START_S = 8.0
+FLOPS_PER_GPU = 40e12
 
 
 @dataclass(frozen=True)
@@ -46,5 +49,7 @@ def estimate_s(cell: Cell, steps: int) -> float:
     model = describe_model(cell.model, cell.input_shape[1:])
     passes = 3 if cell.backward else 1  # backward computes two products for each of forward's
     flops = 2 * model.multiply_adds * cell.input_shape[0] * passes
+    if cell.device == "cuda":
+        return GPU_START_S + steps * (STEP_S + flops / FLOPS_PER_GPU)
     weights = sum(math.prod(parameter.shape) for parameter in model.parameters)
     return START_S + steps * (STEP_S + flops / (FLOPS_PER_CORE * cell.threads) + weights * 2e-9)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 
 from flowbench.engine import Engine, Task, Training, load_engine
-from flowbench.measure.clock import time_by_events, time_step
+from flowbench.measure.clock import time_by_events, time_issue, time_step
 from flowbench.measure.gpu_memory import DriverMeter
 from flowbench.measure.memory import ResidentMeter
 from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
@@ -24,8 +24,10 @@ from flowbench.record.run import Memory, RankSample
 from flowbench.workload.data import make_batches, make_weights
 from flowbench.workload.models import describe_model
 
-# While events time the steps, the host's time is what is measured: the parent hears of progress this often at most.
+# Nothing comes between steps that events time: the parent hears of progress this often at most.
 TELL_S = 1.0
+# After those, so many further steps show the host's time alone.
+HOST_STEPS = 5
 
 
 def main(commands: int, events: int) -> None:
@@ -77,13 +79,16 @@ class Rank:
             self.tell(
                 note="the peak of resident memory includes building and warm-up: the system does not let it be reset"
             )
-        steps_ms, host_ms = self._timed_steps(training, meter, losses, job)
+        by_events = training.event() is not None
+        steps_ms = self._timed_steps(training, meter, losses, job, by_events)
         self._enter("end")
         gpu_uses, how = on_gpu.read() if on_gpu else ((), None)
         memory = Memory(
             training.allocated_peak_bytes(), training.reserved_peak_bytes(), meter.peak(), held_before, gpu_uses, how
         )
         self._check(training, job)
+        last = job.warmup + job.steps
+        host_ms = [time_issue(training, index) for index in range(last, last + HOST_STEPS)] if by_events else []
         self.tell(
             result=RankSample(
                 rank=job.rank,
@@ -91,7 +96,7 @@ class Rank:
                 device=training.device,
                 warmup_ms=tuple(warmup_ms),
                 steps_ms=tuple(steps_ms),
-                host_ms=None if host_ms is None else tuple(host_ms),
+                host_ms=tuple(host_ms) or None,
                 losses=tuple(losses),
                 memory=memory,
             )
@@ -131,25 +136,18 @@ class Rank:
         return engine.build(task), held_before
 
     def _timed_steps(
-        self, training: Training, meter: ResidentMeter, losses: list[float | None], job: Job
-    ) -> tuple[list[float], list[float] | None]:
-        """The times of all timed steps, turn by turn; and the host's, where the device's events time them."""
+        self, training: Training, meter: ResidentMeter, losses: list[float | None], job: Job, by_events: bool
+    ) -> list[float]:
+        """The times of all timed steps, turn by turn."""
         last = job.warmup + job.steps
         steps_ms: list[float] = []
-        host_ms: list[float] = []
-        by_events = training.event() is not None
         for first in range(job.warmup, last, job.steps_per_turn or job.steps):
             if steps_ms:
                 self._wait()
             self._enter("steps")
             turn = range(first, min(last, first + (job.steps_per_turn or job.steps)))
-            if by_events:
-                turn_ms, turn_host_ms = self._steps_by_events(training, meter, losses, turn)
-                host_ms += turn_host_ms
-            else:
-                turn_ms = self._steps(training, meter, losses, turn)
-            steps_ms += turn_ms
-        return steps_ms, host_ms if by_events else None
+            steps_ms += (self._steps_by_events if by_events else self._steps)(training, meter, losses, turn)
+        return steps_ms
 
     def _steps(
         self, training: Training, meter: ResidentMeter, losses: list[float | None], steps: Sequence[int]
@@ -164,9 +162,9 @@ class Rank:
         return times_ms
 
     def _steps_by_events(
-        self, training: Training, meter: ResidentMeter, losses: list[float | None], steps: range
-    ) -> tuple[list[float], list[float]]:
-        """Time the steps on the device, with nothing between them; losses are read afterwards. Also the host's times."""
+        self, training: Training, meter: ResidentMeter, losses: list[float | None], steps: Sequence[int]
+    ) -> list[float]:
+        """Time the steps on the device, with nothing between them; losses are read afterwards."""
         pending = []
         told = time.monotonic()
 
@@ -177,11 +175,11 @@ class Rank:
                 told = time.monotonic()
                 self.tell(step=index)
 
-        times = time_by_events(training, steps.start, len(steps), issued)
+        times_ms = time_by_events(training, steps, issued)
         losses += [_finite(loss()) for loss in pending]
         meter.sample()
         self.tell(step=steps[-1])
-        return times.steps_ms, times.host_ms
+        return times_ms
 
     def _check(self, training: Training, job: Job) -> None:
         """Raise RuntimeError where the engine did not do what the cell asks for."""

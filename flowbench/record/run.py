@@ -142,8 +142,9 @@ class Memory:
 class RankSample:
     """What one rank of one process group measured; times in ms, in the order of the steps, device synchronised.
 
-    `losses` has one entry per step, warm-up first; null where the loss was not finite. `host_ms`, where steps were timed by
-    events on the device, is the time until the call that issued the step returned.
+    `losses` has one entry per step, warm-up first; null where the loss was not finite. Where steps were timed by
+    events on the device, `host_ms` has the times until the call that issued a step returned, of a few further steps that
+    each found the device idle.
     """
 
     rank: Index
@@ -153,7 +154,7 @@ class RankSample:
     steps_ms: tuple[Milliseconds, ...]
     losses: tuple[float | None, ...]
     memory: Memory
-    host_ms: tuple[Milliseconds, ...] | None = None
+    host_ms: Annotated[tuple[Milliseconds, ...], Limit(max_length=1000)] | None = None
 
 
 @dataclass(frozen=True)
@@ -280,12 +281,8 @@ class RunDocument:
         if sample.pair >= protocol.pairs:
             raise CodecError(f"{path}.pair", str(sample.pair), f"less than the protocol's {protocol.pairs} pairs")
         for index, rank in enumerate(sample.ranks):
-            for field, most in (
-                ("warmup_ms", protocol.warmup),
-                ("steps_ms", protocol.steps),
-                ("host_ms", protocol.steps),
-            ):
-                times = len(getattr(rank, field) or ())
+            for field, most in (("warmup_ms", protocol.warmup), ("steps_ms", protocol.steps)):
+                times = len(getattr(rank, field))
                 if times > most:
                     raise CodecError(
                         f"{path}.ranks[{index}].{field}", f"{times} times", f"at most the protocol's {most} steps"

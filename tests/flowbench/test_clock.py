@@ -68,25 +68,24 @@ def simulate(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_host_is_timed_until_the_step_is_issued_and_the_device_until_it_is_done(simulate) -> None:
-    times = clock.time_by_events(simulate(host_ms=3, device_ms=8), 0, 5)
-    assert times.steps_ms == pytest.approx([8] * 5)
-    assert times.host_ms == pytest.approx([3] * 5)
+    training = simulate(host_ms=3, device_ms=8)
+    assert clock.time_by_events(training, range(5)) == pytest.approx([8] * 5)
+    assert [clock.time_issue(training, index) for index in range(3)] == pytest.approx([3] * 3)
 
 
 def test_a_device_that_waits_for_the_host_takes_as_long_as_the_host(simulate) -> None:
-    times = clock.time_by_events(simulate(host_ms=10, device_ms=8), 0, 5)
-    assert times.steps_ms == pytest.approx([10] * 5)
+    assert clock.time_by_events(simulate(host_ms=10, device_ms=8), range(5)) == pytest.approx([10] * 5)
 
 
 def test_the_host_runs_one_step_ahead_and_no_more(simulate) -> None:
     training = simulate(host_ms=1, device_ms=50)
-    clock.time_by_events(training, 0, 10)
+    clock.time_by_events(training, range(10))
     assert training.simulated.most_ahead == 1
 
 
 def test_what_is_between_the_steps_is_told_which_step_was_issued(simulate) -> None:
     issued: list[int] = []
-    clock.time_by_events(simulate(host_ms=1, device_ms=2), 3, 4, issued.append)
+    clock.time_by_events(simulate(host_ms=1, device_ms=2), range(3, 7), issued.append)
     assert issued == [3, 4, 5, 6]
 
 
@@ -94,7 +93,7 @@ def test_events_that_do_not_enclose_the_work_are_refused(simulate) -> None:
     training = simulate(host_ms=1, device_ms=50)
     training.event = lambda: type("Elsewhere", (Event,), {"elapsed_time": lambda *_: 0.01})(training.simulated)
     with pytest.raises(RuntimeError, match=r"account for 0\.1 of 500\.0 ms: they do not enclose the steps' work"):
-        clock.time_by_events(training, 0, 10)
+        clock.time_by_events(training, range(10))
 
 
 def test_without_events_a_step_is_timed_by_the_host_with_the_device_synchronised(simulate) -> None:
