@@ -11,6 +11,7 @@ from framework.autograd.node import Edge, Node
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.array import Array, overlap_partly
+from framework.vm.machine import machine
 from framework.vm.runtime import Runtime, runtime
 
 _NUMBERS = (int, float, np.number)
@@ -124,6 +125,7 @@ def apply_in_place(operation: type[Operation], target: Tensor, *inputs: Any, **a
                 f" {list(item.shape)} that lies partly in the same memory: elements would change before they are read;"
                 " pass a clone() of it"
             )
+    machine.settle(target.array)
     result = apply(operation, target, *inputs, **attributes)
     if recording:
         target.become(result)

@@ -6,17 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from framework.device import Device
+from framework.device import Device, cpu
 from framework.dtype import ALL, DType
 from framework.ops import elementwise, inplace, linear, reduction, view
 from framework.tensor import Tensor
-from framework.vm.runtime import runtime
+from framework.vm import pinned
 
 _TYPE_NAMES = {dtype.name for dtype in ALL}
 
 
-def to(a: Tensor, target: DType | Device | str) -> Tensor:
-    """a in another element type, or on another device; itself where nothing changes."""
+def to(a: Tensor, target: DType | Device | str, *, non_blocking: bool = False) -> Tensor:
+    """a in another element type, or on another device; itself where nothing changes.
+
+    `non_blocking` lets a copy from pinned memory to a device go on beside the host. Whatever uses the copy comes after it,
+    and so does whoever writes to `a` by an operation, or takes its values by `numpy()`, from then on.
+    """
     if isinstance(target, DType):
         return view.convert_to(a, target)
     if isinstance(target, str) and target in _TYPE_NAMES:
@@ -24,7 +28,19 @@ def to(a: Tensor, target: DType | Device | str) -> Tensor:
     device = Device(target)
     if device is a.device:
         return a
-    return Tensor(runtime(device).from_host(runtime(a.device).to_host(a.array), a.dtype))
+    return view.move_to(a, device, non_blocking=non_blocking)
+
+
+def pin_memory(a: Tensor) -> Tensor:
+    """A copy of a, a tensor on the CPU, in memory that devices read by themselves; itself where it lies there already."""
+    if a.device is not cpu:
+        raise RuntimeError(f"pin_memory() is for tensors on the CPU; this one is on {a.device}")
+    return a if is_pinned(a) else Tensor(pinned.pinned(a.array))
+
+
+def is_pinned(a: Tensor) -> bool:
+    """Whether a lies in memory that `pin_memory()` gave."""
+    return pinned.is_pinned(a.array)
 
 
 def _reversed(operation: Any) -> Any:
@@ -74,6 +90,8 @@ METHODS = {
     "clone": view.clone,
     "contiguous": view.contiguous,
     "to": to,
+    "pin_memory": pin_memory,
+    "is_pinned": is_pinned,
     "add_": inplace.add_,
     "mul_": inplace.mul_,
     "copy_": inplace.copy_,

@@ -9,12 +9,14 @@ from typing import Any
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
+from framework.device import Device
 from framework.dtype import DType
 from framework.ops.checks import check_tensor
 from framework.ops.elementwise import broadcast_shape, convert, sum_to_shape
 from framework.tensor import Tensor
 from framework.vm.array import Array, contiguous_stride
-from framework.vm.runtime import Runtime
+from framework.vm.pinned import is_pinned
+from framework.vm.runtime import Runtime, runtime
 
 
 class Reshape(Operation):
@@ -86,6 +88,20 @@ class Convert(Operation):
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
         return convert(kernels, grad, node.note)
+
+
+class Move(Operation):
+    name = "to"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, *, device: Device, non_blocking: bool) -> Array:
+        if non_blocking and is_pinned(a):
+            return runtime(device).from_pinned(a)
+        return runtime(device).from_host(kernels.to_host(a), a.dtype)
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> Array:
+        return kernels.from_host(runtime(grad.storage.device).to_host(grad), grad.dtype)
 
 
 class Clone(Operation):
@@ -168,6 +184,11 @@ def rows(a: Tensor) -> Iterator[Tensor]:
 def convert_to(a: Tensor, dtype: DType) -> Tensor:
     """a in another element type; itself where it is of that type."""
     return a if a.dtype is dtype else apply(Convert, a, dtype=dtype)
+
+
+def move_to(a: Tensor, device: Device, *, non_blocking: bool) -> Tensor:
+    """A copy of a on another device; `non_blocking` lets one from pinned memory go on beside the host."""
+    return apply(Move, a, device=device, non_blocking=non_blocking)
 
 
 def clone(a: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 from framework.device import Device
 from framework.vm.stream import Mark, Stream
 
-_NO_MEMORY = 2  # cudaErrorMemoryAllocation
+NO_MEMORY = 2  # cudaErrorMemoryAllocation
 _NOT_READY = 600  # cudaErrorNotReady
 # The driver backs device memory with pages of this size, so less is never saved by asking for less.
 _PAGE_BYTES = 2 * 1024 * 1024
@@ -147,6 +147,8 @@ class CudaStream(Stream):
         other = mark.stream
         if not isinstance(other, CudaStream):
             return super().wait_for(mark)
+        if not other.pointer:
+            return other.sequence  # ended, and so done
         event = other.record()
         choose(self.device)
         api().streamWaitEvent(self.pointer, event)
@@ -154,8 +156,10 @@ class CudaStream(Stream):
         # The event stands behind all that was issued there by now, so earlier and equal marks need no second one.
         return other.sequence
 
-    def fence(self) -> Callable[[], None]:
-        """A function that returns, in any thread, when what has been issued by now has run."""
+    def fence(self) -> Callable[[], None] | None:
+        """A function that returns, in any thread, when what has been issued by now has run; None for a stream that ended."""
+        if not self.pointer:
+            return None
         event = self.record()
 
         def pass_event() -> None:
@@ -170,7 +174,8 @@ class CudaStream(Stream):
 
     def block(self, mark: Mark) -> None:
         """Returns when everything up to `mark`, and whatever was issued since, has run."""
-        self.synchronize()
+        if self.pointer:
+            self.synchronize()
 
     def is_done(self, mark: Mark) -> bool:
         """Whether everything up to `mark` has run; asks the device, without waiting."""
@@ -181,6 +186,14 @@ class CudaStream(Stream):
                 self._finished, event = self._checkpoints.popleft()
                 self.recycle(event)
         return mark.sequence <= self._finished
+
+    def is_idle(self) -> bool:
+        """Whether everything issued has run; asks the device, without waiting. Raises CudaError where some of it failed."""
+        choose(self.device)
+        try:
+            return bool(api().streamQuery(self.pointer) != _NOT_READY)
+        except api().CUDARuntimeError as error:
+            raise translated(error, f"asking {self.device}") from error
 
     def synchronize(self) -> None:
         """Returns when everything issued has run. Raises CudaError where some of it failed."""
@@ -199,6 +212,7 @@ class CudaStream(Stream):
         self._idle_events.clear()
         self._finished = self.sequence
         api().streamDestroy(self.pointer)
+        self.pointer = 0
 
     def record(self) -> int:
         """An event behind everything issued so far; hand it to `recycle` when it is needed no more."""
@@ -248,6 +262,7 @@ class CudaSource:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.title = str(device)
 
     def reserve(self, nbytes: int) -> CudaMemory:
         """`nbytes` of memory with undefined values. Raises MemoryError where the device has not enough."""
@@ -255,7 +270,7 @@ class CudaSource:
         try:
             return CudaMemory(self.device, api().malloc(nbytes))
         except api().CUDARuntimeError as refused:
-            if refused.status != _NO_MEMORY:
+            if refused.status != NO_MEMORY:
                 raise translated(refused, f"allocating {nbytes} bytes on {self.device}") from refused
             raise MemoryError(f"{self.device} refused {nbytes} bytes: {refused}") from refused
 
@@ -263,6 +278,10 @@ class CudaSource:
         """Gives memory back; the driver first waits until nothing running uses it."""
         choose(self.device)
         api().free(memory.ptr)
+
+    def available(self) -> int:
+        """Bytes of the device that no process holds."""
+        return free_and_total(self.device)[0]
 
 
 def free_and_total(device: Device) -> tuple[int, int]:

@@ -71,6 +71,15 @@ def note_scratch(array: Array, mark: Mark) -> None:
     _uses(array).write = mark
 
 
+def hold(array: Array, stream: Stream) -> None:
+    """Records that what was just issued to `stream`, which may be a first one, reads an array of another device.
+
+    The memory is handed out again only when that is done.
+    """
+    stream.sequence += 1
+    _uses(array).reads[stream] = stream.mark()
+
+
 def _uses(array: Array) -> Uses:
     storage = array.storage
     if storage.uses is None:

@@ -34,6 +34,7 @@ class HostSource:
     """The operating system's memory."""
 
     device = cpu
+    title = "cpu"
     granularity = _PAGE_BYTES
     segment_bytes = 32 * 1024 * 1024
     slack = 0.0
@@ -48,3 +49,6 @@ class HostSource:
     def release(self, memory: HostMemory) -> None:
         """Drops the mapping; the system has it back once no NumPy view is left."""
         memory.buffer = None
+
+    def available(self) -> None:
+        """The system lends more than it has, so there is no telling."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,8 @@ class Machine:
         self._launching: Mark | None = None
         # Whether other streams have something that some first one has not waited for.
         self._outstanding = False
+        # How many threads, or nested blocks of one, have chosen where their instructions go.
+        self._redirections = 0
         # One test on the way of every instruction: is there more to do than to run it?
         self._plain = True
 
@@ -58,7 +61,7 @@ class Machine:
             stream.end()
         finally:
             self._streams.remove(stream)
-            if self._firsts[stream.device] is stream:
+            if self._firsts.get(stream.device) is stream:
                 del self._firsts[stream.device]
             stream.joined = stream.sequence
             self._update()
@@ -67,6 +70,8 @@ class Machine:
         """Runs an instruction on `stream` (its device's first one where none is named)."""
         kernel = instruction.kernel
         _count_writes(instruction.operands[: kernel.outputs])
+        if stream is None and self._redirections:
+            stream = _thread.streams.get((instruction.writes or instruction.reads)[0].storage.device)
         if stream is None and self._plain:
             kernel(*instruction.operands, **instruction.attributes)
         else:
@@ -80,7 +85,7 @@ class Machine:
         outputs = kernel.outputs
 
         def issue_kernel(*operands: Any, **attributes: Any) -> None:
-            if not self._plain and (self._observers or _is_used_elsewhere(operands)):
+            if not self._plain and (self._observers or self._redirections or _is_used_elsewhere(operands)):
                 self.issue(Instruction(kernel, operands, attributes))
                 return
             # As `_count_writes`, which costs a call for every instruction.
@@ -99,7 +104,11 @@ class Machine:
         uses = array.storage.uses
         if uses is not None:
             for mark in uses.marks():
-                self.join(mark)
+                if mark.stream.device is array.storage.device:
+                    self.join(mark)
+                else:
+                    # Of a copy to another device: only memory of the host has such uses, and the host waits.
+                    self._firsts[array.storage.device].wait(mark)
 
     def join(self, mark: Mark) -> None:
         """Lets the first stream of the mark's device wait for `mark`. Raises what failed there, where that is known."""
@@ -112,6 +121,27 @@ class Machine:
         if self._launching is not None:
             dependence.note_scratch(array, self._launching)
         return array
+
+    def current_stream(self, device: Device) -> Stream:
+        """Where this thread's instructions for `device` go: to its first stream, or to the one that `using` names."""
+        return _thread.streams.get(device) or self._firsts[device]
+
+    @contextmanager
+    def using(self, stream: Stream) -> Iterator[None]:
+        """Within it, this thread's instructions for the stream's device go to that stream where they name no other."""
+        outer = _thread.streams.get(stream.device)
+        _thread.streams[stream.device] = stream
+        self._redirections += 1
+        self._update()
+        try:
+            yield
+        finally:
+            self._redirections -= 1
+            self._update()
+            if outer is None:
+                del _thread.streams[stream.device]
+            else:
+                _thread.streams[stream.device] = outer
 
     def synchronize(self, device: Device | None = None) -> None:
         """Returns when everything issued to any stream, or any of `device`, has run."""
@@ -167,8 +197,17 @@ class Machine:
     def _update(self) -> None:
         firsts = self._firsts.values()
         self._outstanding = any(stream not in firsts and stream.joined < stream.sequence for stream in self._streams)
-        self._plain = not self._outstanding and not self._observers
+        self._plain = not (self._outstanding or self._observers or self._redirections)
 
+
+class _Thread(threading.local):
+    """The streams that a thread has chosen, by device."""
+
+    def __init__(self) -> None:
+        self.streams: dict[Device, Stream] = {}
+
+
+_thread = _Thread()
 
 # Behind whatever was issued so far: the first streams do not count their instructions.
 _NEWEST = 1 << 62

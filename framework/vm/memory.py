@@ -34,11 +34,12 @@ class Memory(Protocol):
 class Source(Protocol):
     """Where an allocator gets its memory: the operating system, a driver.
 
-    `granularity` rounds every block, `segment_bytes` is the least to ask for at once, both in bytes. `slack` is how much
-    more than was ever allocated may be reserved, as a fraction, so that blocks keep their addresses.
+    `title` is what people call it. `granularity` rounds every block, `segment_bytes` is the least to ask for at once, both in
+    bytes. `slack` is how much more than was ever allocated may be reserved, as a fraction, so that blocks keep their addresses.
     """
 
     device: Device
+    title: str
     granularity: int
     segment_bytes: int
     slack: float
@@ -48,6 +49,10 @@ class Source(Protocol):
         ...
 
     def release(self, memory: Any) -> None: ...
+
+    def available(self) -> int | None:
+        """Bytes that could still be had, by anyone; None where nobody can tell."""
+        ...
 
 
 # A heap of free blocks that are alike, by address.
@@ -113,6 +118,8 @@ class CachingAllocator:
         self.source = source
         self.device = source.device
         self.limit: int | None = None
+        # How often a request was refused.
+        self.refusals = 0
         # A finalizer or a signal handler may allocate while this thread is in the middle of `allocate`: it comes in too,
         # sees `_busy`, and touches no books.
         self._lock = threading.RLock()
@@ -205,6 +212,10 @@ class CachingAllocator:
         with self._tidied():
             return self._blocks_in_use()
 
+    def segments(self) -> int:
+        """How many pieces of memory were got from the source, and are held."""
+        return len(self._segments)
+
     def _blocks_in_use(self) -> list[Block]:
         used = [b for segment in list(self._segments) for b in _chain(segment) if b.in_use]
         return sorted(used, key=lambda b: (-b.nbytes, b.ptr))
@@ -256,9 +267,10 @@ class CachingAllocator:
         return block
 
     def _refusal(self, nbytes: int) -> OutOfMemoryError:
+        self.refusals += 1
         return OutOfMemoryError(
             out_of_memory(
-                self.device,
+                self.source,
                 nbytes,
                 allocated=self._allocated,
                 reserved=self._reserved,
@@ -360,12 +372,14 @@ class CachingAllocator:
     def _finish_waiting(self) -> None:
         """Lets every block that was given back become free. What still runs may have to allocate, so it gets the lock."""
         marks = [mark for _, uses in self._waiting for mark in uses.marks()]
+        self._busy = False
         self._lock.release()
         try:
             for mark in marks:
                 mark.stream.block(mark)
         finally:
             self._lock.acquire()
+            self._busy = True
         self._collect()
 
     def _free(self, block: Block) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from typing import Any
 
 import numpy as np
 
 from framework.device import Device
 from framework.dtype import DType
-from framework.vm import cuda
+from framework.kernels.table import kernel
+from framework.vm import cuda, dependence
 from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
+from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.memory import CachingAllocator
+from framework.vm.pinned import PinnedMemory
 from framework.vm.runtime import Runtime
 from framework.vm.stream import Stream
 
@@ -58,6 +59,24 @@ class CudaRuntime(Runtime):
             self.copy(array, dense)
         return array
 
+    def from_pinned(self, array: Array) -> Array:
+        """A new array with a copy of one in pinned memory, laid out as `from_host` does it. Returns at once.
+
+        The device copies when its stream comes to it, which is before whatever uses the copy. A view with gaps is copied
+        as `from_host` does it.
+        """
+        if not (array.is_contiguous or array.is_channels_last):
+            return self.from_host(array.dtype.decode(array.host_view()), array.dtype)
+        sent = self.empty(array.shape, array.dtype, array.stride)
+        stream = machine.current_stream(self.device)
+        machine.issue(Instruction(copy_from_pinned, (sent, array), {}), stream)
+        dependence.hold(array, stream)
+        if array.ndim != 4 or array.is_channels_last:
+            return sent
+        laid_out = self.empty(array.shape, array.dtype, channels_last_stride(array.shape))
+        self.copy(laid_out, sent)
+        return laid_out
+
     def to_host(self, array: Array) -> np.ndarray:
         """The values of `array`, copied to the host when everything issued before has run."""
         machine.settle(array)
@@ -71,6 +90,14 @@ class CudaRuntime(Runtime):
         itemsize = array.dtype.itemsize
         bits = np.ndarray(array.shape, raw.dtype, raw, 0, tuple([step * itemsize for step in stride]))
         return array.dtype.decode(bits)
+
+
+@kernel(outputs=1)
+def copy_from_pinned(out: Array, a: Array) -> None:
+    """out, on a CUDA device, = a, which lies in pinned memory and in the same order."""
+    if out.nbytes:
+        runtime, device = cuda.api(), out.storage.device
+        runtime.memcpyAsync(out.ptr, a.ptr, out.nbytes, runtime.memcpyHostToDevice, cuda.stream_pointer(device))
 
 
 class _Staging:
@@ -144,11 +171,9 @@ class _Staging:
 class _Piece:
     """A part of pinned memory, and the event behind the last copy that used it."""
 
-    __slots__ = ("buffer", "event", "ptr")
+    __slots__ = ("buffer", "event", "memory", "ptr")
 
     def __init__(self, device: Device) -> None:
-        cuda.choose(device)
-        runtime = cuda.api()
-        self.ptr: int = runtime.hostAlloc(_PIECE_BYTES, runtime.hostAllocPortable)
-        self.buffer: Any = np.ctypeslib.as_array((ctypes.c_uint8 * _PIECE_BYTES).from_address(self.ptr))
+        self.memory = PinnedMemory(device, _PIECE_BYTES)
+        self.ptr, self.buffer = self.memory.ptr, self.memory.buffer
         self.event: int | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from framework.device import Device
 from framework.dtype import DType
-from framework.kernels.cuda import disk
+from framework.kernels.cuda import disk, library
 from framework.vm import cuda
 
 _FOLDER = Path(__file__).parent
@@ -60,7 +60,7 @@ def machine_code(file: str, definitions: tuple[tuple[str, Any], ...], architectu
 
     Raises KernelCompileError with the compiler's log where the source is wrong.
     """
-    target = _target(architecture)
+    version, target = _version(), _target(architecture)
     options = (
         *(f"-D{name}={value}" for name, value in definitions),
         "-std=c++17",
@@ -69,7 +69,7 @@ def machine_code(file: str, definitions: tuple[tuple[str, Any], ...], architectu
     )
     source = (_FOLDER / file).read_text()
     headers = {path.name: path.read_text() for path in sorted(_FOLDER.glob("*.cuh"))}
-    key = "\n".join((str(_version()), file, *options, source, *headers.values()))
+    key = "\n".join((str(version), file, *options, source, *headers.values()))
     kept = disk.read(_KIND, key)
     if kept is not None:
         digest, code = kept[:_DIGEST_BYTES], kept[_DIGEST_BYTES:]
@@ -96,9 +96,13 @@ def _module(device: Device, file: str, definitions: tuple[tuple[str, Any], ...])
 
 @lru_cache(maxsize=1)
 def _version() -> tuple[int, int]:
-    from cupy.cuda import nvrtc
+    try:
+        from cupy.cuda import nvrtc
 
-    major, minor = nvrtc.getVersion()
+        major, minor = nvrtc.getVersion()
+    except (ImportError, OSError, RuntimeError) as missing:
+        # CuPy loads it when it is first asked something.
+        raise OSError(library.without("nvrtc", missing)) from missing
     return int(major), int(minor)
 
 

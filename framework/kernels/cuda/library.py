@@ -17,6 +17,7 @@ class _Library(NamedTuple):
 # {cuda} is the major version of CUDA that CuPy is built for.
 _LIBRARIES = {
     "cudnn": _Library("cuDNN 9", "libcudnn.so.9", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    "nvrtc": _Library("NVRTC, CUDA's compiler", "libnvrtc.so.{cuda}", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
     "cublasLt": _Library("cuBLAS", "libcublasLt.so.{cuda}", "nvidia-cublas", "nvidia-cublas-cu12"),
 }
 
@@ -24,16 +25,20 @@ _LIBRARIES = {
 @cache
 def load(name: str) -> ctypes.CDLL:
     """The library called `name`. Raises OSError, saying which package brings it, where there is none."""
-    library = _LIBRARIES[name]
-    cuda = _cuda_major()
     try:
-        return ctypes.CDLL(_find(name) or library.file.format(cuda=cuda))
+        return ctypes.CDLL(_find(name) or _LIBRARIES[name].file.format(cuda=_cuda_major()))
     except OSError as missing:
-        package = library.package_of_cuda12 if cuda == 12 else library.package
-        raise OSError(
-            f"CUDA devices need {library.title}, which cannot be loaded ({missing}); `pip install {package}` brings it,"
-            f" as does `pip install 'flowbench[cuda{cuda}]'`"
-        ) from missing
+        raise OSError(without(name, missing)) from missing
+
+
+def without(name: str, missing: Exception) -> str:
+    """What to say where a library cannot be loaded: which it is, and the package that brings it."""
+    library, cuda = _LIBRARIES[name], _cuda_major()
+    package = library.package_of_cuda12 if cuda == 12 else library.package
+    return (
+        f"CUDA devices need {library.title}, which cannot be loaded ({' '.join(str(missing).split())});"
+        f" `pip install {package}` brings it, as does `pip install 'flowbench[cuda{cuda}]'`"
+    )
 
 
 def why(name: str) -> str | None:

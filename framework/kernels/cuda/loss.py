@@ -23,6 +23,10 @@ _NOTE_OFFSET = launch.COUNTER_BYTES - 8
 _TO_HOST = 2  # cudaMemcpyDeviceToHost
 
 
+class BadTargetError(ValueError):
+    """A target was no class."""
+
+
 @kernel(outputs=2)
 def cross_entropy(loss: Array, probabilities: Array, logits: Array, target: Array) -> None:
     """As the reference kernel of the same name, but for targets that are no class: see above."""
@@ -51,7 +55,7 @@ def cross_entropy_backward(grad_logits: Array, grad_loss: Array, probabilities: 
 
 
 def raise_for_bad_target(device: Device) -> None:
-    """Waits for the device. Raises ValueError where cross_entropy met a target that is no class, and forgets it."""
+    """Waits for the device. Raises BadTargetError where cross_entropy met a target that is no class, and forgets it."""
     note = ctypes.c_int64()
     for on, room in launch.workspaces(device):
         where = room + _NOTE_OFFSET
@@ -60,7 +64,7 @@ def raise_for_bad_target(device: Device) -> None:
         if note.value:
             cuda.api().memsetAsync(where, 0, 8, on)
             target = note.value - 1 if note.value > 0 else note.value
-            raise ValueError(
+            raise BadTargetError(
                 f"cross_entropy: targets must lie in [0, C), C being the number of classes; got {target}, which made"
                 " the loss NaN"
             )

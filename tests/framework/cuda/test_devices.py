@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -133,3 +136,102 @@ def test_scratch_memory_is_counted():
     room = scratch(flow.device("cuda"), 2**20)
     assert flow.cuda.memory_allocated() - before == 2**20
     del room
+
+
+def test_pinned_memory_is_read_beside_the_host_and_not_handed_out_before():
+    values = np.random.default_rng(4).standard_normal((16, 3, 256, 256)).astype(np.float32)
+    flow.zeros(1, device="cuda")
+    busy = flow.zeros(512 * 2**20, device="cuda")
+    for round_ in range(5):
+        source = flow.tensor(values + round_).pin_memory()
+        for _ in range(20):
+            busy.fill_(round_)  # the copy has to wait behind some milliseconds of this
+        there = source.to("cuda", non_blocking=True)
+        assert not flow.cuda.current_stream().query(), "to() has waited for the device"
+        del source
+        again = flow.tensor(np.full_like(values, -1)).pin_memory()  # may not take the memory that is still to be read
+        assert there.stride() == (3 * 256 * 256, 1, 3 * 256, 3)
+        assert np.array_equal(there.to("cpu").numpy(), values + round_)
+        assert again.is_pinned()
+
+
+def test_a_write_to_pinned_memory_waits_for_the_copy():
+    busy = flow.zeros(512 * 2**20, device="cuda")
+    source = flow.ones(2**20).pin_memory()
+    for _ in range(20):
+        busy.fill_(1)
+    there = source.to("cuda", non_blocking=True)
+    source.fill_(2)
+    assert float(there.sum()) == 2**20
+
+
+def test_a_stream_of_ones_own():
+    side = flow.cuda.Stream()
+    x = flow.ones(8 * 2**20, device="cuda")
+    start, end = flow.cuda.Event(enable_timing=True), flow.cuda.Event(enable_timing=True)
+    for round_ in range(20):
+        with flow.cuda.stream(side):
+            assert flow.cuda.current_stream() == side
+            start.record()
+            y = x * round_
+            z = y + y
+            end.record()
+        del y
+        w = flow.full((8 * 2**20,), -1.0, device="cuda")
+        assert float(z.sum()) == 2 * round_ * 8 * 2**20
+        assert float(w.sum()) == -8 * 2**20
+    assert 0 < start.elapsed_time(end) < 1000
+    side.synchronize()
+    assert side.query()
+    weight = flow.ones(64, 64, device="cuda", requires_grad=True)
+    with flow.cuda.stream(side):
+        (x[: 64 * 64].reshape(64, 64) @ weight).sum().backward()
+    assert weight.grad.tolist() == [[64.0] * 64] * 64
+    del side
+
+
+def test_a_device_says_what_it_is():
+    properties = flow.cuda.get_device_properties()
+    assert flow.cuda.get_device_name() == properties.name
+    assert properties.total_memory >= flow.cuda.mem_get_info()[0] > 0
+    assert flow.cuda.get_device_capability() == (properties.major, properties.minor)
+    stats = flow.cuda.memory_stats()
+    assert stats["allocated_bytes.all.current"] == flow.cuda.memory_allocated()
+    assert stats["reserved_bytes.all.peak"] == flow.cuda.max_memory_reserved()
+
+
+def test_waiting_for_each_instruction_names_the_one_with_a_bad_target():
+    logits = flow.randn(4, 10, device="cuda", requires_grad=True)
+    target = flow.tensor([1, 2, 12, 3], device="cuda")
+    with (
+        flow.cuda.launch_blocking(),
+        pytest.raises(ValueError, match=r"^cross_entropy\(.*in cross_entropy: .*got 12"),
+    ):
+        flow.nn.functional.cross_entropy(logits, target)
+
+
+FAULT = """
+import numpy as np
+import framework as flow
+from framework.vm import Array, Instruction, machine, runtime
+kernels = runtime(flow.device("cuda"))
+a = kernels.full((1024,), 1, flow.float32)
+class Elsewhere(Array):
+    __slots__ = ()
+bad = Elsewhere(a.storage, a.shape, a.stride, a.dtype)
+bad.ptr = 64  # no memory of the process
+with flow.cuda.launch_blocking():
+    kernels.add(a, a, 1.0)
+    try:
+        machine.issue(Instruction(kernels.table.kernels["copy"], (a, bad), {}))
+    except flow.cuda.CudaError as error:
+        print(error)
+"""
+
+
+def test_a_fault_of_memory_access_names_its_instruction():
+    answer = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True, check=False)
+    assert answer.stdout.startswith("copy(float32[1024], float32[1024]) failed on the device: "), (
+        answer.stdout + answer.stderr
+    )
+    assert "llegal" in answer.stdout

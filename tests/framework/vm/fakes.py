@@ -21,6 +21,7 @@ class FakeSource:
     """Gives ranges of addresses that are never given twice, until `capacity` bytes are out."""
 
     device: Device = cpu
+    title = "cpu"
     slack = 0.0
 
     def __init__(self, capacity: int = 1 << 40, granularity: int = 4096, segment_bytes: int = 1 << 20) -> None:
@@ -49,6 +50,9 @@ class FakeSource:
     def release(self, memory: FakeMemory) -> None:
         """Takes a range back."""
         del self.out[memory.ptr]
+
+    def available(self) -> None:
+        """Keeps it to itself."""
 
 
 class FakeStream(Stream):
