@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -60,36 +60,34 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
     sums: dict[int, dict[int, Gradient]] = {id(root): {index: Gradient(gradient, owned=False)}}
     ready: list[tuple[int, Node]] = []
     _release(root, sums, ready)
+    next_serial = Storage.next_serial
     while ready:
         node = heappop(ready)[1]
-        made = Storage.next_serial()
+        made = next_serial()
         grads = sums.pop(id(node), None)
         # What is handed to the backward alone; a hook may keep what it sees.
         lent = [s for grad in grads.values() for s in grad.owned_storages()] if grads and not node.hooks else []
         results = _run(node, grads, retain_graph)
         storages = [None if result is None else result.storage for result in results]
-        for position, edge in enumerate(node.edges):
+        for edge, result, storage in zip(node.edges, results, storages):  # noqa: B905 - `_run` has counted them
             if edge is None:
                 continue
             target, index = edge
             key = id(target)
             uses = missing[key] = missing[key] - 1
-            result = results[position]
             if result is not None:
-                results[position] = None
-                storage = result.storage
                 # Made by the backward just run, or passed on by it, whole, and handed out once: nobody else holds it.
                 owned = (
                     (storage.serial > made or storage in lent)
                     and storages.count(storage) == 1
-                    and storage.nbytes == result.nbytes
+                    and storage.nbytes == result.layout.nbytes
                 )
                 gathered = sums.get(key)
-                if gathered is None and not uses and type(target) is not Node:
-                    # A leaf with one gradient, as most parameters are, takes it at once.
-                    target.accumulate(result, owned=owned)
-                    continue
                 if gathered is None:
+                    if not uses and type(target) is not Node:
+                        # A leaf with one gradient, as most parameters are, takes it at once.
+                        target.accumulate(result, owned=owned)
+                        continue
                     sums[key] = {index: Gradient(result, owned)}
                 elif index not in gathered:
                     gathered[index] = Gradient(result, owned)
@@ -99,7 +97,7 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
                 _release(target, sums, ready)
         # Nothing here may keep a gradient alive while the next node runs.
         del results, storages, lent
-        result = storage = gathered = None  # type: ignore[assignment]
+        result = storage = gathered = None
 
 
 def _takes_parts(target: Any) -> bool:
@@ -134,28 +132,29 @@ def _count_uses(root: Any) -> dict[int, int]:
     return uses
 
 
-def _run(node: Node, sums: dict[int, Gradient] | None, retain_graph: bool) -> list[Array | None]:
+def _run(node: Node, sums: dict[int, Gradient] | None, retain_graph: bool) -> Sequence[Array | None]:
     """The gradients of the node's inputs, None for each where no gradient reached the node."""
     if sums is None:
         return [None] * len(node.edges)
-    node.check_not_freed()
+    if node.freed:
+        node.check_not_freed()
+    operation = node.operation
     scope.current = (node.scope, "backward")
     if node.hooks:
         for index, hooks in node.hooks.items():
             if index in sums:
                 sums[index] = Gradient(run_hooks(hooks, sums[index].total()), owned=False)
     grads: list[Any] = [sums.get(index) for index in range(max(sums) + 1)]
-    if not node.operation.takes_parts:
+    if not operation.takes_parts:
         grads = [grad and grad.total() for grad in grads]
     sums.clear()
-    result = node.operation.backward(node, node.runtime, *grads)
+    results = operation.backward(node, node.runtime, *grads)
     if not retain_graph:
         node.free()
-    results = list(result) if isinstance(result, tuple) else [result]
+    if not isinstance(results, tuple):
+        results = (results,)
     if len(results) != len(node.edges):
-        raise RuntimeError(
-            f"backward of {node.operation.name} gave {len(results)} gradients for {len(node.edges)} inputs"
-        )
+        raise RuntimeError(f"backward of {operation.name} gave {len(results)} gradients for {len(node.edges)} inputs")
     return results
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from framework.autograd.mode import mode
 from framework.autograd.node import Edge, Node
+from framework.device import Device
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.array import Array, overlap_partly
@@ -48,45 +49,41 @@ class Operation:
 def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
     """Runs `operation` on tensors (or None, or numbers, where it allows them), recorded if a gradient is wanted."""
     arrays: list[Any] = []
-    needs: list[bool] = []
     edges: list[Edge | None] = []
-    kernels: Runtime | None = None
+    device: Device | None = None
     wanted = False
     for item in inputs:
         if item is None:
             arrays.append(None)
-            needs.append(False)
             edges.append(None)
         elif isinstance(item, Tensor):
             array = item.array
-            device = array.storage.device
-            if kernels is None:
-                kernels = runtime(device)
-            elif device is not kernels.device:
-                raise ValueError(
-                    f"{operation.name} got tensors on {kernels.device} and on {device}; move them to one with .to()"
-                )
             arrays.append(array)
+            if array.storage.device is not device:
+                if device is not None:
+                    raise ValueError(
+                        f"{operation.name} got tensors on {device} and on {array.storage.device};"
+                        " move them to one with .to()"
+                    )
+                device = array.storage.device
             if item.requires_grad:
                 wanted = True
-                needs.append(True)
                 edges.append((item, 0) if item.node is None else (item.node, item._output))
             else:
-                needs.append(False)
                 edges.append(None)
         elif isinstance(item, _NUMBERS):
             arrays.append(item)
-            needs.append(False)
             edges.append(None)
         else:
             raise TypeError(f"{operation.name} takes tensors; got {type(item).__name__}, which flow.tensor() converts")
-    if kernels is None:
+    if device is None:
         raise TypeError(f"{operation.name} needs a tensor; got {', '.join(map(repr, inputs))}")
+    recording = wanted and mode.recording
     outer = scope.current
     scope.current = (outer, operation.name)
     try:
-        recording = wanted and mode.recording
-        node = Node(operation, kernels, needs, edges if recording else [], recording)
+        kernels = runtime(device)
+        node = Node(operation, kernels, edges if recording else [None] * len(edges), recording)
         result = operation.forward(node, kernels, *arrays, **attributes)
     finally:
         scope.current = outer

@@ -27,8 +27,8 @@ class Node:
     """An operation that was run, and where the gradients of its inputs go.
 
     `edges` has, for each input, (node, which of its outputs), or (leaf tensor, 0), or None where no gradient is
-    wanted; `needs` says the same as booleans. Forward keeps arrays with `save`, and whatever else backward needs
-    as `note`.
+    wanted. `needs` is the same list, for those who only ask of an input whether its gradient is wanted. Forward keeps
+    arrays with `save`, and whatever else backward needs as `note`.
     """
 
     __slots__ = (
@@ -51,15 +51,13 @@ class Node:
         self,
         operation: type[Operation],
         runtime: Runtime,
-        needs: list[bool],
         edges: list[Edge | None],
         recording: bool,
     ) -> None:
         self.operation = operation
         self.runtime = runtime
-        self.needs = needs
+        self.edges = self.needs = edges
         self.recording = recording
-        self.edges = edges
         self.hooks: dict[int, list[Hook]] | None = None
         self.note: Any = None
         self.freed = False
@@ -81,7 +79,7 @@ class Node:
 
     def input(self, position: int, array: Array) -> Array | Node:
         """What to save of an input that lies in `array`: the node that can make it again, if there is one, or itself."""
-        edge = self.edges[position] if self.recording else None
+        edge = self.edges[position]
         if edge is not None and type(edge[0]) is Node and edge[0]._remade_version == array.storage.version:
             return edge[0]
         return array

@@ -1,6 +1,6 @@
 """How operations run: instructions and their dependences, streams, and memory."""
 
-from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
+from framework.vm.array import Array, Layout, channels_last_stride, contiguous_stride, dense_stride_like
 from framework.vm.host_stream import HostStream
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
@@ -14,6 +14,7 @@ __all__ = [
     "CachingAllocator",
     "HostStream",
     "Instruction",
+    "Layout",
     "Mark",
     "OutOfMemoryError",
     "Runtime",

@@ -36,14 +36,45 @@ def _byte_stride(stride: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     return tuple([step * itemsize for step in stride])
 
 
+class Layout:
+    """How an array lies in memory: its shape, strides and element type, and what follows from these.
+
+    Equal layouts are one object, as long as few thousand are in use: what is prepared for operands is found by their
+    layouts, without looking at all the numbers in them.
+    """
+
+    __slots__ = ("dtype", "nbytes", "shape", "stride")
+
+    def __init__(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: DType) -> None:
+        self.shape = shape
+        self.stride = stride
+        self.dtype = dtype
+        self.nbytes = prod(shape) * dtype.itemsize
+
+    @staticmethod
+    @lru_cache(maxsize=8192)
+    def of(shape: tuple[int, ...], stride: tuple[int, ...], dtype: DType) -> Layout:
+        """The layout with these parts."""
+        return Layout(shape, stride, dtype)
+
+    @staticmethod
+    @lru_cache(maxsize=8192)
+    def like(layout: Layout) -> Layout:
+        """That of a new dense array with the same shape and type and the same order of dimensions in memory."""
+        return Layout.of(layout.shape, dense_stride_like(layout.shape, layout.stride), layout.dtype)
+
+    def __repr__(self) -> str:
+        return f"Layout(shape={self.shape}, stride={self.stride}, {self.dtype.name})"
+
+
 class Array:
     """A strided view of a storage.
 
     `shape` and `stride` count elements, as does `offset`, the place of the first element in the storage; `ptr` is that
-    element's address.
+    element's address. `layout` is shape, stride and element type as one.
     """
 
-    __slots__ = ("_ndarray", "dtype", "offset", "ptr", "shape", "storage", "stride")
+    __slots__ = ("_ndarray", "dtype", "layout", "offset", "ptr", "shape", "storage", "stride")
 
     def __init__(
         self,
@@ -52,12 +83,14 @@ class Array:
         stride: tuple[int, ...],
         dtype: DType,
         offset: int = 0,
+        layout: Layout | None = None,
     ) -> None:
         self.storage = storage
         self.shape = shape
         self.stride = stride
         self.dtype = dtype
         self.offset = offset
+        self.layout = layout or Layout.of(shape, stride, dtype)
         self.ptr: int = storage.ptr + offset * dtype.itemsize
         self._ndarray: np.ndarray | None = None
 
@@ -96,7 +129,7 @@ class Array:
     @property
     def nbytes(self) -> int:
         """The bytes of its elements, without gaps."""
-        return prod(self.shape) * self.dtype.itemsize
+        return self.layout.nbytes
 
     @property
     def is_contiguous(self) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 from framework.device import Device
 from framework.dtype import DType, uint8
 from framework.kernels.table import Table
-from framework.vm.array import Array, contiguous_stride, dense_stride_like
+from framework.vm.array import Array, Layout, contiguous_stride, dense_stride_like
 from framework.vm.host_stream import HostStream
 from framework.vm.machine import machine
 from framework.vm.memory import CachingAllocator
@@ -49,17 +49,20 @@ class Runtime:
 
     def empty(self, shape: tuple[int, ...], dtype: DType, stride: tuple[int, ...] | None = None) -> Array:
         """A new array with undefined values; `stride` must be dense, row-major where it is not given."""
-        size = dtype.itemsize
-        for extent in shape:
-            size *= extent
-        return Array(
-            Storage(self.allocator, size), shape, contiguous_stride(shape) if stride is None else stride, dtype
-        )
+        return self.new(Layout.of(shape, contiguous_stride(shape) if stride is None else stride, dtype))
 
     def empty_like(self, array: Array, dtype: DType | None = None) -> Array:
         """A new dense array of the same shape and the same order of dimensions in memory."""
-        shape = array.shape
-        return self.empty(shape, dtype or array.dtype, dense_stride_like(shape, array.stride))
+        layout = array.layout
+        if dtype is None or dtype is layout.dtype:
+            return self.new(Layout.like(layout))
+        return self.empty(layout.shape, dtype, dense_stride_like(layout.shape, layout.stride))
+
+    def new(self, layout: Layout) -> Array:
+        """A new array with undefined values, of a layout that is dense."""
+        return Array(
+            Storage(self.allocator, layout.nbytes), layout.shape, layout.stride, layout.dtype, 0, layout
+        )
 
     def full(self, shape: tuple[int, ...], value: float, dtype: DType) -> Array:
         """A new array filled with `value`."""
