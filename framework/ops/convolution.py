@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.ops.checks import Pair, check_floats, check_images, pair, window_count
 from framework.tensor import Tensor
-from framework.vm.array import Array, channels_last_stride
+from framework.vm.array import Array, Layout, channels_last_stride
 from framework.vm.runtime import Runtime
 
 
@@ -16,27 +17,29 @@ class Conv2d(Operation):
     name = "conv2d"
 
     @staticmethod
-    def forward(node: Node, kernels: Runtime, x: Array, weight: Array, bias: Array | None, **geometry: object) -> Array:
-        shape = _output_shape(x.shape, weight.shape, **geometry)
-        y = kernels.empty(shape, x.dtype, channels_last_stride(shape))
-        kernels.conv2d(y, x, weight, bias, **geometry)
-        node.save(node.input(0, x) if node.needs[1] or node.needs[2] else None, weight if node.needs[0] else None)
-        node.note = (geometry, x.shape, weight)
+    def forward(node: Node, kernels: Runtime, x: Array, weight: Array, bias: Array | None, *, plan: Plan) -> Array:
+        y = kernels.new(plan.y)
+        kernels.conv2d(y, x, weight, bias, **plan.geometry)
+        if node.recording:
+            needs_x, needs_weight, needs_bias = node.needs
+            node.save(node.input(0, x) if needs_weight or needs_bias else None, weight if needs_x else None)
+            node.note = plan
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
         x, weight = node.saved
-        geometry, x_shape, like = node.note
+        plan: Plan = node.note
+        needs_x, needs_weight, needs_bias = node.needs
         grad_x = grad_weight = grad_bias = None
-        if node.needs[1] or node.needs[2]:
-            grad_weight = kernels.empty_like(like)
-            grad_bias = kernels.empty((like.shape[0],), like.dtype) if node.needs[2] else None
-            kernels.conv2d_backward_weight(grad_weight, grad_bias, grad_y, x, **geometry)
-        if node.needs[0]:
-            grad_x = kernels.empty(x_shape, grad_y.dtype, channels_last_stride(x_shape))
-            kernels.conv2d_backward_input(grad_x, grad_y, weight, **geometry)
-        return grad_x, grad_weight if node.needs[1] else None, grad_bias
+        if needs_weight or needs_bias:
+            grad_weight = kernels.new(plan.grad_weight)
+            grad_bias = kernels.new(plan.grad_bias) if needs_bias else None
+            kernels.conv2d_backward_weight(grad_weight, grad_bias, grad_y, x, **plan.geometry)
+        if needs_x:
+            grad_x = kernels.new(plan.grad_x)
+            kernels.conv2d_backward_input(grad_x, grad_y, weight, **plan.geometry)
+        return grad_x, grad_weight if needs_weight else None, grad_bias
 
 
 def conv2d(
@@ -56,31 +59,55 @@ def conv2d(
     """
     check_images("conv2d", x)
     check_floats("conv2d", x, weight, bias)
-    if weight.ndim != 4 or weight.shape[1] * groups != x.shape[1] or weight.shape[0] % groups:
-        raise ValueError(
-            f"conv2d of images {list(x.shape)} in {groups} group(s) needs a weight [O, {x.shape[1]}/groups, kh, kw] "
-            f"with O a multiple of groups; got {list(weight.shape)}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        o = weight.shape[0]
-        raise ValueError(f"conv2d with {o} output channels needs a bias of shape [{o}]; got {list(bias.shape)}")
-    return apply(
-        Conv2d,
-        x,
-        weight,
-        bias,
-        stride=pair("stride", stride, least=1),
-        padding=pair("padding", padding, least=0),
-        dilation=pair("dilation", dilation, least=1),
-        groups=groups,
+    plan = _plan(
+        x.array.layout,
+        weight.array.layout,
+        None if bias is None else bias.array.layout,
+        pair("stride", stride, least=1),
+        pair("padding", padding, least=0),
+        pair("dilation", dilation, least=1),
+        groups,
     )
+    return apply(Conv2d, x, weight, bias, plan=plan)
+
+
+class Plan(NamedTuple):
+    """What a convolution of operands that lie in some way is run with, and how what it makes lies."""
+
+    geometry: dict[str, Any]
+    y: Layout
+    grad_x: Layout
+    grad_weight: Layout
+    grad_bias: Layout
 
 
 @lru_cache(maxsize=4096)
-def _output_shape(
-    x: tuple[int, ...], weight: tuple[int, ...], *, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> tuple[int, int, int, int]:
+def _plan(
+    x: Layout, weight: Layout, bias: Layout | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
+) -> Plan:
+    """The plan for operands of these layouts. Raises ValueError where they do not fit."""
+    n, channels, *image = x.shape
+    if len(weight.shape) != 4 or weight.shape[1] * groups != channels or weight.shape[0] % groups:
+        raise ValueError(
+            f"conv2d of images {list(x.shape)} in {groups} group(s) needs a weight [O, {channels}/groups, kh, kw] "
+            f"with O a multiple of groups; got {list(weight.shape)}"
+        )
+    out_channels = weight.shape[0]
+    if bias is not None and bias.shape != (out_channels,):
+        raise ValueError(
+            f"conv2d with {out_channels} output channels needs a bias of shape [{out_channels}]; got {list(bias.shape)}"
+        )
     height, width = (
-        window_count("conv2d", x[2 + i], weight[2 + i], stride[i], padding[i], dilation[i]) for i in (0, 1)
+        window_count("conv2d", image[i], weight.shape[2 + i], stride[i], padding[i], dilation[i]) for i in (0, 1)
     )
-    return x[0], weight[0], height, width
+    return Plan(
+        {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
+        _nhwc((n, out_channels, height, width), x),
+        _nhwc(x.shape, x),
+        Layout.like(weight),
+        Layout.of((out_channels,), (1,), weight.dtype),
+    )
+
+
+def _nhwc(shape: Any, like: Layout) -> Layout:
+    return Layout.of(shape, channels_last_stride(shape), like.dtype)

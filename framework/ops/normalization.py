@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 from framework.autograd.function import Operation, apply
 from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
 from framework.dtype import DType, float32, uint8
-from framework.ops.checks import check_floats, check_images
+from framework.kernels.table import Table
+from framework.ops.checks import check_floats
 from framework.tensor import Tensor
-from framework.vm.array import Array
+from framework.vm.array import Array, Layout
 from framework.vm.runtime import Runtime
+
+# Kernels take operands in packs of so many bytes.
+_ALIGNMENT = 16
 
 
 class BatchNormTrain(Operation):
@@ -31,39 +38,42 @@ class BatchNormTrain(Operation):
         momentum: float,
         relu: bool,
     ) -> Array:
-        y = kernels.empty_like(x)
-        mean, inv_std = _statistics(kernels, x)
-        mask = _mask(node, kernels, x, residual, relu)
+        y = kernels.new(Layout.like(x.layout))
+        mean, inv_std, mask = _kept(kernels, x, residual is not None, relu and node.recording)
         kernels.batch_norm_train(
             y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
             eps=eps, momentum=momentum, relu=relu,
         )  # fmt: skip
-        remakes = node.recording and relu and residual is None and kernels.table.batch_norm_remakes(x)
-        kept = y if mask is None and relu else mask
-        node.save(x, weight, mean, inv_std, kept, bias if remakes else None)
-        node.note = (relu, _parameter_type(x, weight, bias))
-        if remakes:
-            node.remakes(y)
+        if node.recording:
+            remakes = relu and residual is None and kernels.table.batch_norm_remakes(x)
+            # They lie in one storage: if one of them is written, so are all.
+            node.save(x, weight, mean, y if mask is None and relu else None, bias if remakes else None)
+            node.note = (relu, _parameter_type(x, weight, bias), inv_std, mask)
+            if remakes:
+                node.remakes(y)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Gradient) -> tuple[Array | None, ...]:
-        x, weight, mean, inv_std, mask, _ = node.saved
+        x, weight, mean, y, _ = node.saved
         first, second = grad_y.array, grad_y.second
-        relu, dtype = node.note
+        relu, dtype, inv_std, mask = node.note
         changed = relu or second is not None
         # The residual's gradient may take the place of the first part, and that of x the place of the last.
         spare = [second] if grad_y.second_owned else []
         if grad_y.owned and (changed or not node.needs[3]):
             spare.append(first)
         grads = _new_gradients(node, kernels, x, dtype, changed=changed, spare=spare)
-        kernels.batch_norm_backward(*grads, first, x, weight, mean, inv_std, mask, second, relu=relu)
+        kernels.batch_norm_backward(
+            *grads, first, x, weight, mean, inv_std, y if mask is None else mask, second, relu=relu
+        )
         return _with_residual(node, grads, first)
 
     @staticmethod
     def remake(node: Node, kernels: Runtime) -> Array:
-        x, weight, mean, inv_std, mask, bias = node.saved
-        y = kernels.empty_like(x)
+        x, weight, mean, _, bias = node.saved
+        *_, inv_std, mask = node.note
+        y = kernels.new(Layout.like(x.layout))
         kernels.batch_norm_again(y, x, weight, bias, mean, inv_std, mask)
         return y
 
@@ -85,7 +95,7 @@ class BatchNormEval(Operation):
         eps: float,
         relu: bool,
     ) -> Array:
-        y = kernels.empty_like(x)
+        y = kernels.new(Layout.like(x.layout))
         mask = _mask(node, kernels, x, residual, relu)
         kernels.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
         node.save(x, weight, running_mean, running_var, y if mask is None and relu else mask)
@@ -120,23 +130,13 @@ def batch_norm(
     otherwise the running ones are used. `residual` has the shape of x; act is ReLU where `relu` is set.
     Raises ValueError for shapes that do not fit, or for fewer than two values per channel in training.
     """
-    check_images("batch_norm", x)
     check_floats("batch_norm", x, residual)
-    shape = x.array.shape
-    channels = shape[1:2]
-    for name, given in (
-        ("weight", weight),
-        ("bias", bias),
-        ("running_mean", running_mean),
-        ("running_var", running_var),
-    ):
-        if given is not None and given.array.shape != channels:
-            raise ValueError(f"batch_norm over {channels[0]} channels got a {name} of shape {list(given.shape)}")
-    if residual is not None and residual.array.shape != shape:
-        raise ValueError(f"batch_norm of shape {list(x.shape)} got a residual of {list(residual.shape)}")
+    _check(
+        x.array.layout,
+        *[None if given is None else given.array.layout for given in (residual, weight, bias, running_mean, running_var)],
+        training,
+    )
     if training:
-        if shape[0] * shape[2] * shape[3] < 2:
-            raise ValueError(f"batch_norm in training needs more than one value per channel; got shape {list(x.shape)}")
         return apply(
             BatchNormTrain, x, weight, bias, residual, running_mean, running_var,
             eps=eps, momentum=momentum, relu=relu,
@@ -144,6 +144,34 @@ def batch_norm(
     if running_mean is None or running_var is None:
         raise ValueError("batch_norm outside training needs running_mean and running_var")
     return apply(BatchNormEval, x, weight, bias, residual, running_mean, running_var, eps=eps, relu=relu)
+
+
+@lru_cache(maxsize=4096)
+def _check(
+    x: Layout,
+    residual: Layout | None,
+    weight: Layout | None,
+    bias: Layout | None,
+    running_mean: Layout | None,
+    running_var: Layout | None,
+    training: bool,
+) -> None:
+    """Raises ValueError unless operands of these layouts fit."""
+    if len(x.shape) != 4:
+        raise ValueError(f"batch_norm takes images [N, C, H, W]; got shape {list(x.shape)}")
+    n, channels, height, width = x.shape
+    for name, given in (
+        ("weight", weight),
+        ("bias", bias),
+        ("running_mean", running_mean),
+        ("running_var", running_var),
+    ):
+        if given is not None and given.shape != (channels,):
+            raise ValueError(f"batch_norm over {channels} channels got a {name} of shape {list(given.shape)}")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(f"batch_norm of shape {list(x.shape)} got a residual of {list(residual.shape)}")
+    if training and n * height * width < 2:
+        raise ValueError(f"batch_norm in training needs more than one value per channel; got shape {list(x.shape)}")
 
 
 def _mask(node: Node, kernels: Runtime, x: Array, residual: Array | None, relu: bool) -> Array | None:
@@ -154,11 +182,42 @@ def _mask(node: Node, kernels: Runtime, x: Array, residual: Array | None, relu: 
     return None if nbytes is None else kernels.empty((nbytes,), uint8)
 
 
-def _statistics(kernels: Runtime, x: Array) -> tuple[Array, Array]:
-    """Room for mean and 1/√(variance + eps), in float32 also for images of fewer digits; one allocation serves both."""
-    channels = x.shape[1]
-    both = kernels.empty((2, channels), x.dtype if x.dtype.itemsize >= 4 else float32)
-    return both.view((channels,), (1,)), both.view((channels,), (1,), channels)
+class _Room(NamedTuple):
+    """Where mean, 1/√(variance + eps) and the ReLU's mask lie in the one storage that serves all three."""
+
+    nbytes: int
+    vector: Layout
+    mask: Layout | None
+    mask_offset: int
+
+
+_rooms: dict[tuple[Table, Layout, bool, bool], _Room] = {}
+
+
+def _kept(kernels: Runtime, x: Array, has_residual: bool, has_mask: bool) -> tuple[Array, Array, Array | None]:
+    """Room for mean, 1/√(variance + eps), and what backward must know of the ReLU."""
+    key = (kernels.table, x.layout, has_residual, has_mask)
+    room = _rooms.get(key)
+    if room is None:
+        room = _rooms[key] = _room(kernels.table, x, has_residual, has_mask)
+    storage, vector, mask = kernels.storage(room.nbytes), room.vector, room.mask
+    channels, step, dtype = vector.shape, vector.stride, vector.dtype
+    return (
+        Array(storage, channels, step, dtype, 0, vector),
+        Array(storage, channels, step, dtype, channels[0], vector),
+        None if mask is None else Array(storage, mask.shape, mask.stride, uint8, room.mask_offset, mask),
+    )
+
+
+def _room(table: Table, x: Array, has_residual: bool, has_mask: bool) -> _Room:
+    # The statistics are in float32 also for images of fewer digits.
+    vector = Layout.of(x.shape[1:2], (1,), x.dtype if x.dtype.itemsize >= 4 else float32)
+    nbytes = 2 * vector.nbytes
+    mask_bytes = table.batch_norm_mask_bytes(x, has_residual=has_residual) if has_mask else None
+    if mask_bytes is None:
+        return _Room(nbytes, vector, None, 0)
+    start = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+    return _Room(start + mask_bytes, vector, Layout.of((mask_bytes,), (1,), uint8), start)
 
 
 def _parameter_type(x: Array, weight: Array | None, bias: Array | None) -> DType:
@@ -174,11 +233,11 @@ def _new_gradients(
     Images may take the place of the `spare` ones.
     """
     needs_x, needs_weight, needs_bias, needs_residual, *_ = node.needs
-    per_channel = (x.shape[1],)
+    vector = Layout.of(x.shape[1:2], (1,), dtype)
     return (
         _images(kernels, x, spare) if needs_x else None,
-        kernels.empty(per_channel, dtype) if needs_weight else None,
-        kernels.empty(per_channel, dtype) if needs_bias else None,
+        kernels.new(vector) if needs_weight else None,
+        kernels.new(vector) if needs_bias else None,
         _images(kernels, x, spare) if needs_residual and changed else None,
     )
 
@@ -186,7 +245,7 @@ def _new_gradients(
 def _images(kernels: Runtime, x: Array, spare: list[Array]) -> Array:
     if spare and spare[0].stride == x.stride and spare[0].dtype is x.dtype:
         return spare.pop(0)
-    return kernels.empty_like(x)
+    return kernels.new(Layout.like(x.layout))
 
 
 def _with_residual(node: Node, grads: tuple[Array | None, ...], grad_y: Array) -> tuple[Array | None, ...]:

@@ -64,6 +64,10 @@ class Runtime:
             Storage(self.allocator, layout.nbytes), layout.shape, layout.stride, layout.dtype, 0, layout
         )
 
+    def storage(self, nbytes: int) -> Storage:
+        """New memory, for several arrays to share."""
+        return Storage(self.allocator, nbytes)
+
     def full(self, shape: tuple[int, ...], value: float, dtype: DType) -> Array:
         """A new array filled with `value`."""
         array = self.empty(shape, dtype)
