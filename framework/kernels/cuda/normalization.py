@@ -7,13 +7,14 @@ is had again in backward. Which of the two it is shows in its size.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
 from framework.kernels.cuda import elementwise, launch, normalization_plans
 from framework.kernels.table import kernel
 from framework.vm import scratch
-from framework.vm.array import Array, channels_last_stride
+from framework.vm.array import Array, Layout, channels_last_stride
 
 # What is smaller than this, or than so much for each image, is kept: the launch would cost more than the memory is worth.
 _REMADE_BYTES = 8 * 1024 * 1024
@@ -53,12 +54,16 @@ def batch_norm_train(
     relu: bool,
 ) -> None:
     """As the reference kernel of the same name."""
-    device, address = x.storage.device, launch.address
-    y_at, x_at, residual_at = y.ptr, x.ptr, address(residual)
+    device = x.storage.device
+    y_at, x_at = y.ptr, x.ptr
+    residual_at, residual_layout = (0, None) if residual is None else (residual.ptr, residual.layout)
+    mean_at, mean_layout = (0, None) if running_mean is None else (running_mean.ptr, running_mean.layout)
+    var_at, var_layout = (0, None) if running_var is None else (running_var.ptr, running_var.layout)
+    weight_at, weight_layout = (0, None) if weight is None else (weight.ptr, weight.layout)
+    bias_at, bias_layout = (0, None) if bias is None else (bias.ptr, bias.layout)
     run = normalization_plans.train(
-        device, x.shape, x.dtype, (y.stride, x.stride, None if residual is None else residual.stride),
-        _kinds(mean, inv_std, running_mean, running_var, weight, bias), relu, mask is not None,
-        (y_at | x_at | residual_at) % 16 == 0,
+        device, relu, mask is not None, not (y_at | x_at | residual_at) & 15, y.layout, x.layout, residual_layout,
+        mean.layout, inv_std.layout, mean_layout, var_layout, weight_layout, bias_layout,
     )  # fmt: skip
     if run is None:
         dense = _Dense()
@@ -70,8 +75,8 @@ def batch_norm_train(
         dense.give_back()
         return
     run(
-        launch.stream(device), y_at, address(mask), address(running_mean), address(running_var), mean.ptr, inv_std.ptr,
-        x_at, residual_at, address(weight), address(bias), eps, momentum,
+        launch.stream(device), y_at, 0 if mask is None else mask.ptr, mean_at, var_at, mean.ptr, inv_std.ptr, x_at,
+        residual_at, weight_at, bias_at, eps, momentum,
     )  # fmt: skip
 
 
@@ -88,7 +93,7 @@ def batch_norm_again(
     """As the reference kernel of the same name; the mask holds what is needed."""
     device, y_at, x_at = x.storage.device, y.ptr, x.ptr
     run = normalization_plans.again(
-        device, x.shape, x.dtype, (y.stride, x.stride), _kinds(mean, inv_std, weight, bias), (y_at | x_at) % 16 == 0
+        device, not (y_at | x_at) & 15, y.layout, x.layout, mean.layout, inv_std.layout, _layout(weight), _layout(bias)
     )
     if run is None:
         dense = _Dense()
@@ -119,8 +124,8 @@ def batch_norm_eval(
     device, address = x.storage.device, launch.address
     y_at, x_at, residual_at = y.ptr, x.ptr, address(residual)
     run = normalization_plans.evaluate(
-        device, x.shape, x.dtype, (y.stride, x.stride, None if residual is None else residual.stride),
-        _kinds(running_mean, running_var, weight, bias), relu, mask is not None, (y_at | x_at | residual_at) % 16 == 0,
+        device, relu, mask is not None, not (y_at | x_at | residual_at) & 15, y.layout, x.layout, _layout(residual),
+        running_mean.layout, running_var.layout, _layout(weight), _layout(bias),
     )  # fmt: skip
     if run is None:
         dense = _Dense()
@@ -197,7 +202,7 @@ def _differentiate(
     second_grad_y: Array | None = None,
 ) -> None:
     """`spread` is 1/√(variance + eps), or the variance where `eps` is given, outside training."""
-    kind = "open" if mask is None else "bits" if mask.size == (x.size + 7) // 8 else "recomputed"
+    kind = "open" if mask is None else "bits" if _is_bits(mask.layout, x.layout) else "recomputed"
     if second_grad_y is not None and (kind != "bits" or grad_residual is None):
         # The kernels take two parts only where the block that they end is used twice, as residual networks do.
         total = _like(x)
@@ -206,18 +211,18 @@ def _differentiate(
     if grad_residual is not None and mask is None:
         elementwise.copy(grad_residual, grad_y)
         grad_residual = None
-    device, address = x.storage.device, launch.address
-    x_at, grad_y_at, grad_x_at, grad_residual_at = x.ptr, grad_y.ptr, address(grad_x), address(grad_residual)
-    second_at = address(second_grad_y)
+    device = x.storage.device
+    x_at, grad_y_at = x.ptr, grad_y.ptr
+    grad_x_at, grad_x_layout = (0, None) if grad_x is None else (grad_x.ptr, grad_x.layout)
+    masked_at, masked_layout = (0, None) if grad_residual is None else (grad_residual.ptr, grad_residual.layout)
+    second_at, second_layout = (0, None) if second_grad_y is None else (second_grad_y.ptr, second_grad_y.layout)
+    weight_at, weight_layout = (0, None) if weight is None else (weight.ptr, weight.layout)
+    grad_weight_at, grad_weight_layout = (0, None) if grad_weight is None else (grad_weight.ptr, grad_weight.layout)
+    grad_bias_at, grad_bias_layout = (0, None) if grad_bias is None else (grad_bias.ptr, grad_bias.layout)
     run = normalization_plans.backward(
-        device, x.shape, x.dtype,
-        (
-            x.stride, grad_y.stride, None if grad_x is None else grad_x.stride,
-            None if grad_residual is None else grad_residual.stride,
-            None if second_grad_y is None else second_grad_y.stride,
-        ),
-        _kinds(mean, spread, weight, grad_weight, grad_bias), kind, eps is not None,
-        (x_at | grad_y_at | grad_x_at | grad_residual_at | second_at) % 16 == 0,
+        device, kind, eps is not None, not (x_at | grad_y_at | grad_x_at | masked_at | second_at) & 15,
+        grad_x_layout, masked_layout, grad_y.layout, second_layout, x.layout,
+        mean.layout, spread.layout, weight_layout, grad_weight_layout, grad_bias_layout,
     )  # fmt: skip
     if run is None:
         dense = _Dense()
@@ -229,17 +234,22 @@ def _differentiate(
         dense.give_back()
         return
     run(
-        launch.stream(device), grad_x_at, grad_residual_at, address(grad_weight), address(grad_bias), grad_y_at,
-        second_at, x_at, address(weight), mean.ptr, spread.ptr, address(mask), -1.0 if eps is None else eps,
+        launch.stream(device), grad_x_at, masked_at, grad_weight_at, grad_bias_at, grad_y_at, second_at, x_at,
+        weight_at, mean.ptr, spread.ptr, 0 if mask is None else mask.ptr, -1.0 if eps is None else eps,
     )  # fmt: skip
 
 
 # ---- operands
 
 
-def _kinds(*vectors: Array | None) -> tuple:
-    """Type and strides of each figure per channel."""
-    return tuple([None if vector is None else (vector.dtype, vector.stride) for vector in vectors])
+@lru_cache(maxsize=4096)
+def _is_bits(mask: Layout, x: Layout) -> bool:
+    """Whether a mask has a bit for each element of x; one with figures per channel never has the same size."""
+    return mask.nbytes == (prod(x.shape) + 7) // 8
+
+
+def _layout(array: Array | None) -> Layout | None:
+    return None if array is None else array.layout
 
 
 def _like(x: Array) -> Array:

@@ -11,7 +11,7 @@ from framework.device import Device
 from framework.dtype import DType
 from framework.kernels.cuda import compiler, launch
 from framework.kernels.cuda.geometry import Shape
-from framework.vm.array import channels_last_stride
+from framework.vm.array import Layout, channels_last_stride
 
 # Figures per channel that backward's first pass leaves for the second.
 _COEFFICIENTS = 4
@@ -31,9 +31,8 @@ _LEAST_ROWS = 16
 _LEAST_PACKS = 4
 
 Run = Callable[..., None]
-# The strides of images, and type and strides of figures per channel, mean first; None for what is left out.
-Strides = tuple[Shape | None, ...]
-Kinds = tuple[tuple[DType, Shape] | None, ...]
+# How images lie, or figures per channel, mean and inv_std first; None for what is left out.
+Layouts = tuple[Layout | None, ...]
 
 
 class Types(NamedTuple):
@@ -52,21 +51,21 @@ def value_bytes(dtype: DType) -> int:
 @lru_cache(maxsize=1024)
 def train(
     device: Device,
-    shape: Shape,
-    storage: DType,
-    images: Strides,
-    vectors: Kinds,
     relu: bool,
     has_mask: bool,
     is_aligned: bool,
+    y: Layout,
+    x: Layout,
+    residual: Layout | None,
+    *vectors: Layout | None,
 ) -> Run | None:
-    """The launch of batch_norm_train, None for operands that are not dense; `images` are y, x and residual."""
-    if not _are_dense(shape, images, vectors):
+    """The launch of batch_norm_train, None for operands that are not dense."""
+    if not _are_dense((y, x, residual), vectors):
         return None
-    if shape[1] == 0:
+    if x.shape[1] == 0:
         return _nothing
-    spread = _Spread(device, shape, _types(storage, vectors), is_aligned)
-    has_residual = images[2] is not None
+    spread = _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned)
+    has_residual = residual is not None
     name = _apply_name(relu, has_residual, has_mask)
     recomputes = has_mask and not has_residual
     small = spread.small(device, name, "11Q2d", "")
@@ -96,35 +95,33 @@ def train(
 
 
 @lru_cache(maxsize=1024)
-def again(
-    device: Device, shape: Shape, storage: DType, images: Strides, vectors: Kinds, is_aligned: bool
-) -> Run | None:
-    """The launch of batch_norm_again, None for operands that are not dense; `images` are y and x."""
-    if not _are_dense(shape, images, vectors):
+def again(device: Device, is_aligned: bool, y: Layout, x: Layout, *vectors: Layout | None) -> Run | None:
+    """The launch of batch_norm_again, None for operands that are not dense."""
+    if not _are_dense((y, x), vectors):
         return None
-    if shape[1] == 0:
+    if x.shape[1] == 0:
         return _nothing
-    return _Spread(device, shape, _types(storage, vectors), is_aligned).apply(device, "apply_relu", "5Q")
+    return _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned).apply(device, "apply_relu", "5Q")
 
 
 @lru_cache(maxsize=1024)
 def evaluate(
     device: Device,
-    shape: Shape,
-    storage: DType,
-    images: Strides,
-    vectors: Kinds,
     relu: bool,
     has_mask: bool,
     is_aligned: bool,
+    y: Layout,
+    x: Layout,
+    residual: Layout | None,
+    *vectors: Layout | None,
 ) -> Run | None:
-    """The launch of batch_norm_eval, None for operands that are not dense; `images` are y, x and residual."""
-    if not _are_dense(shape, images, vectors):
+    """The launch of batch_norm_eval, None for operands that are not dense."""
+    if not _are_dense((y, x, residual), vectors):
         return None
-    if shape[1] == 0:
+    if x.shape[1] == 0:
         return _nothing
-    spread = _Spread(device, shape, _types(storage, vectors), is_aligned)
-    has_residual = images[2] is not None
+    spread = _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned)
+    has_residual = residual is not None
     statistics = launch.prepare(
         compiler.function(device, "normalization.cu", "given_statistics", **spread.definitions),
         (max(1, -(-spread.channels // launch.THREADS)), 1), "5Qd", "i", (spread.channels,),
@@ -144,25 +141,24 @@ def evaluate(
 @lru_cache(maxsize=1024)
 def backward(
     device: Device,
-    shape: Shape,
-    storage: DType,
-    images: Strides,
-    vectors: Kinds,
     kind: str,
     is_constant: bool,
     is_aligned: bool,
+    grad_x: Layout | None,
+    grad_residual: Layout | None,
+    grad_y: Layout,
+    second_grad_y: Layout | None,
+    x: Layout,
+    *vectors: Layout | None,
 ) -> Run | None:
-    """The launch of both backward kernels, None for operands that are not dense.
-
-    `images` are x, grad_y, grad_x, grad_residual and second_grad_y; `kind` is the mask's.
-    """
-    if not _are_dense(shape, images, vectors):
+    """The launch of both backward kernels, None for operands that are not dense; `kind` is the mask's."""
+    if not _are_dense((grad_x, grad_residual, grad_y, second_grad_y, x), vectors):
         return None
-    if shape[1] == 0:
+    if x.shape[1] == 0:
         return _nothing
-    spread = _Spread(device, shape, _types(storage, vectors), is_aligned)
-    wants_x, wants_residual = images[2] is not None, images[3] is not None
-    name = kind + "_store" * wants_residual + "_two" * (images[4] is not None)
+    spread = _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned)
+    wants_x, wants_residual = grad_x is not None, grad_residual is not None
+    name = kind + "_store" * wants_residual + "_two" * (second_grad_y is not None)
     if wants_x and name != "recomputed_store":
         small = spread.small(device, f"gradients_{name}", "11Qd", "i", int(is_constant))
         if small is not None:
@@ -195,17 +191,25 @@ def _nothing(*_: object) -> None:
     """What is to be done for images without channels, or a second pass over none."""
 
 
-def _are_dense(shape: Shape, images: Strides, vectors: Kinds) -> bool:
-    channels_last = channels_last_stride(shape)  # type: ignore[arg-type]
+def _are_dense(images: Layouts, vectors: Layouts) -> bool:
+    """Whether images lie NHWC, and figures per channel side by side."""
     return all(
-        stride is None
-        or all(e <= 1 or step == dense for e, step, dense in zip(shape, stride, channels_last, strict=True))
-        for stride in images
-    ) and all(vector is None or shape[1] <= 1 or vector[1] == (1,) for vector in vectors)
+        layout is None
+        or all(
+            extent <= 1 or step == dense
+            for extent, step, dense in zip(
+                layout.shape,
+                layout.stride,
+                channels_last_stride(layout.shape),  # type: ignore[arg-type]
+                strict=True,
+            )
+        )
+        for layout in images
+    ) and all(layout is None or layout.shape[0] <= 1 or layout.stride == (1,) for layout in vectors)
 
 
-def _types(storage: DType, vectors: Kinds) -> Types:
-    statistic, _, *rest = [None if vector is None else vector[0] for vector in vectors]
+def _types(storage: DType, vectors: Layouts) -> Types:
+    statistic, _, *rest = [None if vector is None else vector.dtype for vector in vectors]
     given = {dtype for dtype in rest if dtype is not None} or {statistic}
     if len(given) > 1:
         raise TypeError(
