@@ -53,28 +53,71 @@ class _Running(threading.local):
 _running = _Running()
 
 
+class _Pending:
+    """A node or leaf that the walk will come to: how many of its gradients are still missing, and what came so far.
+
+    `first` is the gradient of output 0, `others` those of further outputs.
+    """
+
+    __slots__ = ("first", "missing", "others")
+
+    def __init__(self) -> None:
+        self.missing = 1
+        self.first: Gradient | None = None
+        self.others: dict[int, Gradient] | None = None
+
+    def add(self, index: int, array: Array, owned: bool, *, in_parts: bool) -> None:
+        """One more gradient of output `index`."""
+        if index == 0:
+            gathered = self.first
+            if gathered is None:
+                self.first = Gradient(array, owned)
+                return
+        else:
+            if self.others is None:
+                self.others = {}
+            if index not in self.others:
+                self.others[index] = Gradient(array, owned)
+                return
+            gathered = self.others[index]
+        gathered.add(array, owned, in_parts=in_parts)
+
+    def by_output(self) -> dict[int, Gradient]:
+        """The gradients that came, by output."""
+        found = {} if self.first is None else {0: self.first}
+        return found if self.others is None else found | self.others
+
+
 def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
     root, index = start
-    missing = _count_uses(root)
     # By identity: a leaf is a tensor, and `==` between tensors compares their elements.
-    sums: dict[int, dict[int, Gradient]] = {id(root): {index: Gradient(gradient, owned=False)}}
-    ready: list[tuple[int, Node]] = []
-    _release(root, sums, ready)
+    pending = _uses(root)
+    pending[id(root)].add(index, gradient, False, in_parts=False)
+    if type(root) is not Node:
+        root.accumulate(gradient, owned=False)
+        return
+    # A heap, newest first: numbers are negative.
+    ready = [(-root.number, root)]
     next_serial = Storage.next_serial
     while ready:
         node = heappop(ready)[1]
         made = next_serial()
-        grads = sums.pop(id(node), None)
-        # What is handed to the backward alone; a hook may keep what it sees.
-        lent = [s for grad in grads.values() for s in grad.owned_storages()] if grads and not node.hooks else []
-        results = _run(node, grads, retain_graph)
+        grads = pending.pop(id(node))
+        if grads.first is None and grads.others is None:
+            results: Sequence[Array | None] = [None] * len(node.edges)
+            lent: list[Storage] = []
+        else:
+            # What is handed to the backward alone; a hook may keep what it sees.
+            lent = [] if node.hooks else [s for g in grads.by_output().values() for s in g.owned_storages()]
+            results = _run(node, grads, retain_graph)
         storages = [None if result is None else result.storage for result in results]
         for edge, result, storage in zip(node.edges, results, storages):  # noqa: B905 - `_run` has counted them
             if edge is None:
                 continue
             target, index = edge
-            key = id(target)
-            uses = missing[key] = missing[key] - 1
+            waiting = pending[id(target)]
+            waiting.missing -= 1
+            is_node = type(target) is Node
             if result is not None:
                 # Made by the backward just run, or passed on by it, whole, and handed out once: nobody else holds it.
                 owned = (
@@ -82,80 +125,78 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
                     and storages.count(storage) == 1
                     and storage.nbytes == result.layout.nbytes
                 )
-                gathered = sums.get(key)
-                if gathered is None:
-                    if not uses and type(target) is not Node:
-                        # A leaf with one gradient, as most parameters are, takes it at once.
-                        target.accumulate(result, owned=owned)
-                        continue
-                    sums[key] = {index: Gradient(result, owned)}
-                elif index not in gathered:
-                    gathered[index] = Gradient(result, owned)
+                if is_node:
+                    if waiting.first is None and not index:
+                        waiting.first = Gradient(result, owned)
+                    else:
+                        parts = target.operation.takes_parts and not target.hooks
+                        waiting.add(index, result, owned, in_parts=parts)
+                elif waiting.missing == 0 and waiting.first is None:
+                    # A leaf with one gradient, as most parameters are, takes it at once.
+                    target.accumulate(result, owned=owned)
+                    continue
                 else:
-                    gathered[index].add(result, owned, in_parts=_takes_parts(target))
-            if not uses:
-                _release(target, sums, ready)
+                    waiting.add(0, result, owned, in_parts=False)
+            if waiting.missing == 0:
+                if is_node:
+                    heappush(ready, (-target.number, target))
+                elif waiting.first is not None:
+                    total, waiting.first = waiting.first, None
+                    target.accumulate(total.array, owned=total.owned)
         # Nothing here may keep a gradient alive while the next node runs.
-        del results, storages, lent
-        result = storage = gathered = None
+        del results, storages, lent, grads
+        result = storage = waiting = total = None  # type: ignore[assignment]
 
 
-def _takes_parts(target: Any) -> bool:
-    """Whether a backward adds up the parts of its gradient itself."""
-    return isinstance(target, Node) and target.operation.takes_parts and not target.hooks
-
-
-def _release(target: Any, sums: dict[int, dict[int, Gradient]], ready: list[tuple[int, Node]]) -> None:
-    """All gradients of `target` are in: a node may run, a leaf takes the sum."""
-    if isinstance(target, Node):
-        heappush(ready, (-target.number, target))
-    elif id(target) in sums:
-        total = sums.pop(id(target))[0]
-        target.accumulate(total.array, owned=total.owned)
-
-
-def _count_uses(root: Any) -> dict[int, int]:
-    """How many edges of the graph under `root` lead to each node and leaf."""
-    uses = {id(root): 0}
-    stack = [root] if isinstance(root, Node) else []
+def _uses(root: Any) -> dict[int, _Pending]:
+    """What the walk from `root` will come to, each with the number of edges that lead to it."""
+    found = {id(root): _Pending()}
+    stack = [root] if type(root) is Node else []
     while stack:
         for edge in stack.pop().edges:
             if edge is None:
                 continue
             target = edge[0]
-            if id(target) in uses:
-                uses[id(target)] += 1
-            else:
-                uses[id(target)] = 1
-                if isinstance(target, Node):
-                    stack.append(target)
-    return uses
+            known = found.get(id(target))
+            if known is not None:
+                known.missing += 1
+                continue
+            found[id(target)] = _Pending()
+            if type(target) is Node:
+                stack.append(target)
+    return found
 
 
-def _run(node: Node, sums: dict[int, Gradient] | None, retain_graph: bool) -> Sequence[Array | None]:
-    """The gradients of the node's inputs, None for each where no gradient reached the node."""
-    if sums is None:
-        return [None] * len(node.edges)
+def _run(node: Node, grads: _Pending, retain_graph: bool) -> Sequence[Array | None]:
+    """The gradients of the node's inputs."""
     if node.freed:
         node.check_not_freed()
     operation = node.operation
     scope.current = (node.scope, "backward")
-    if node.hooks:
-        for index, hooks in node.hooks.items():
-            if index in sums:
-                sums[index] = Gradient(run_hooks(hooks, sums[index].total()), owned=False)
-    grads: list[Any] = [sums.get(index) for index in range(max(sums) + 1)]
-    if not operation.takes_parts:
-        grads = [grad and grad.total() for grad in grads]
-    sums.clear()
-    results = operation.backward(node, node.runtime, *grads)
+    if node.hooks or grads.others is not None:
+        results = _run_with_hooks(node, grads.by_output())
+    else:
+        first: Any = grads.first
+        grads.first = None
+        results = operation.backward(node, node.runtime, first if operation.takes_parts else first.total())
     if not retain_graph:
         node.free()
-    if not isinstance(results, tuple):
+    if type(results) is not tuple:
         results = (results,)
     if len(results) != len(node.edges):
         raise RuntimeError(f"backward of {operation.name} gave {len(results)} gradients for {len(node.edges)} inputs")
     return results
+
+
+def _run_with_hooks(node: Node, sums: dict[int, Gradient]) -> Any:
+    """As the backward of a node alone, for one with hooks or several outputs."""
+    for index, hooks in (node.hooks or {}).items():
+        if index in sums:
+            sums[index] = Gradient(run_hooks(hooks, sums[index].total()), owned=False)
+    grads: list[Any] = [sums.get(index) for index in range(max(sums) + 1)]
+    if not node.operation.takes_parts:
+        grads = [grad and grad.total() for grad in grads]
+    return node.operation.backward(node, node.runtime, *grads)
 
 
 def run_hooks(hooks: list[Hook], array: Array) -> Array:
