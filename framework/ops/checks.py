@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from framework.tensor import Tensor
+from framework.vm.array import Layout
 
 Pair = tuple[int, int]
 
@@ -13,16 +14,20 @@ def check_tensor(operation: str, x: Tensor) -> None:
         raise TypeError(f"{operation} takes tensors; got {type(x).__name__}, which flow.tensor() converts")
 
 
-def check_floats(operation: str, first: Tensor, *others: Tensor | None) -> None:
+def check_tensors(operation: str, *operands: Tensor | None) -> None:
+    """Raises TypeError for what is neither a tensor nor left out."""
+    for operand in operands:
+        if operand is not None and not isinstance(operand, Tensor):
+            check_tensor(operation, operand)
+
+
+def check_floats(operation: str, first: Tensor | Layout, *others: Tensor | Layout | None) -> None:
     """Raises TypeError unless all operands are of one floating-point type."""
-    check_tensor(operation, first)
-    dtype = first.array.dtype
-    fits = dtype.is_floating
-    for other in others:
-        if other is not None and (not isinstance(other, Tensor) or other.array.dtype is not dtype):
-            fits = False
-    if not fits:
-        types = ", ".join(str(tensor.dtype) for tensor in (first, *others) if tensor is not None)
+    if type(first) is not Layout:
+        check_tensors(operation, first, *others)  # type: ignore[arg-type]
+    dtype = first.dtype
+    if not dtype.is_floating or any(other is not None and other.dtype is not dtype for other in others):
+        types = ", ".join(str(operand.dtype) for operand in (first, *others) if operand is not None)
         raise TypeError(f"{operation} takes operands of one floating-point type; got {types}; convert with .to()")
 
 
@@ -36,10 +41,11 @@ def pair(name: str, value: int | Pair, *, least: int) -> Pair:
     return both
 
 
-def check_images(operation: str, x: Tensor) -> None:
+def check_images(operation: str, x: Tensor | Layout) -> None:
     """Raises ValueError unless x is shaped [N, C, H, W]."""
-    check_tensor(operation, x)
-    if len(x.array.shape) != 4:
+    if type(x) is not Layout:
+        check_tensor(operation, x)  # type: ignore[arg-type]
+    if len(x.shape) != 4:
         raise ValueError(f"{operation} takes images [N, C, H, W]; got shape {list(x.shape)}")
 
 

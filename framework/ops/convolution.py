@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
-from framework.ops.checks import Pair, check_floats, check_images, pair, window_count
+from framework.ops.checks import Pair, check_floats, check_images, check_tensors, pair, window_count
 from framework.tensor import Tensor
 from framework.vm.array import Array, Layout, channels_last_stride
 from framework.vm.runtime import Runtime
@@ -57,15 +57,14 @@ def conv2d(
     Returns [N, O, Ho, Wo], Ho = ⌊(H + 2·padding - dilation·(kh-1) - 1) / stride⌋ + 1 and Wo alike.
     Raises ValueError where the shapes do not fit, TypeError where the element types do not.
     """
-    check_images("conv2d", x)
-    check_floats("conv2d", x, weight, bias)
+    check_tensors("conv2d", x, weight, bias)
     plan = _plan(
         x.array.layout,
         weight.array.layout,
         None if bias is None else bias.array.layout,
-        pair("stride", stride, least=1),
-        pair("padding", padding, least=0),
-        pair("dilation", dilation, least=1),
+        stride if type(stride) is tuple else pair("stride", stride, least=1),
+        padding if type(padding) is tuple else pair("padding", padding, least=0),
+        dilation if type(dilation) is tuple else pair("dilation", dilation, least=1),
         groups,
     )
     return apply(Conv2d, x, weight, bias, plan=plan)
@@ -85,7 +84,11 @@ class Plan(NamedTuple):
 def _plan(
     x: Layout, weight: Layout, bias: Layout | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Plan:
-    """The plan for operands of these layouts. Raises ValueError where they do not fit."""
+    """The plan for operands of these layouts. Raises ValueError or TypeError where they do not fit."""
+    check_images("conv2d", x)
+    check_floats("conv2d", x, weight, bias)
+    stride, padding = pair("stride", stride, least=1), pair("padding", padding, least=0)
+    dilation = pair("dilation", dilation, least=1)
     n, channels, *image = x.shape
     if len(weight.shape) != 4 or weight.shape[1] * groups != channels or weight.shape[0] % groups:
         raise ValueError(

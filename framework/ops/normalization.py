@@ -10,7 +10,7 @@ from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
 from framework.dtype import DType, float32, uint8
 from framework.kernels.table import Table
-from framework.ops.checks import check_floats
+from framework.ops.checks import check_floats, check_images, check_tensors
 from framework.tensor import Tensor
 from framework.vm.array import Array, Layout
 from framework.vm.runtime import Runtime
@@ -130,10 +130,14 @@ def batch_norm(
     otherwise the running ones are used. `residual` has the shape of x; act is ReLU where `relu` is set.
     Raises ValueError for shapes that do not fit, or for fewer than two values per channel in training.
     """
-    check_floats("batch_norm", x, residual)
+    check_tensors("batch_norm", x, residual, weight, bias, running_mean, running_var)
     _check(
         x.array.layout,
-        *[None if given is None else given.array.layout for given in (residual, weight, bias, running_mean, running_var)],
+        None if residual is None else residual.array.layout,
+        None if weight is None else weight.array.layout,
+        None if bias is None else bias.array.layout,
+        None if running_mean is None else running_mean.array.layout,
+        None if running_var is None else running_var.array.layout,
         training,
     )
     if training:
@@ -156,9 +160,9 @@ def _check(
     running_var: Layout | None,
     training: bool,
 ) -> None:
-    """Raises ValueError unless operands of these layouts fit."""
-    if len(x.shape) != 4:
-        raise ValueError(f"batch_norm takes images [N, C, H, W]; got shape {list(x.shape)}")
+    """Raises ValueError or TypeError unless operands of these layouts fit."""
+    check_images("batch_norm", x)
+    check_floats("batch_norm", x, residual)
     n, channels, height, width = x.shape
     for name, given in (
         ("weight", weight),
