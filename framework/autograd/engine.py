@@ -66,86 +66,78 @@ class _Pending:
         self.first: Gradient | None = None
         self.others: dict[int, Gradient] | None = None
 
-    def add(self, index: int, array: Array, owned: bool, *, in_parts: bool) -> None:
-        """One more gradient of output `index`."""
-        if index == 0:
+    def add(self, target: Any, index: int, array: Array, owned: bool) -> None:
+        """One more gradient of output `index` of `target`."""
+        if index:
+            self.others = self.others or {}
+            gathered = self.others.get(index)
+            if gathered is None:
+                self.others[index] = Gradient(array, owned)
+        else:
             gathered = self.first
             if gathered is None:
                 self.first = Gradient(array, owned)
-                return
-        else:
-            if self.others is None:
-                self.others = {}
-            if index not in self.others:
-                self.others[index] = Gradient(array, owned)
-                return
-            gathered = self.others[index]
-        gathered.add(array, owned, in_parts=in_parts)
+        if gathered is not None:
+            # Whether the backward to come adds up the parts itself.
+            in_parts = type(target) is Node and target.operation.takes_parts and not target.hooks
+            gathered.add(array, owned, in_parts=in_parts)
 
     def by_output(self) -> dict[int, Gradient]:
         """The gradients that came, by output."""
-        found = {} if self.first is None else {0: self.first}
-        return found if self.others is None else found | self.others
+        first = {} if self.first is None else {0: self.first}
+        return first if self.others is None else first | self.others
 
 
 def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
     root, index = start
     # By identity: a leaf is a tensor, and `==` between tensors compares their elements.
     pending = _uses(root)
-    pending[id(root)].add(index, gradient, False, in_parts=False)
-    if type(root) is not Node:
-        root.accumulate(gradient, owned=False)
-        return
     # A heap, newest first: numbers are negative.
-    ready = [(-root.number, root)]
+    ready: list[tuple[int, Node]] = []
+    pending[id(root)].add(root, index, gradient, owned=False)
+    _release(root, pending[id(root)], ready)
     next_serial = Storage.next_serial
     while ready:
         node = heappop(ready)[1]
         made = next_serial()
         grads = pending.pop(id(node))
-        if grads.first is None and grads.others is None:
-            results: Sequence[Array | None] = [None] * len(node.edges)
-            lent: list[Storage] = []
-        else:
-            # What is handed to the backward alone; a hook may keep what it sees.
-            lent = [] if node.hooks else [s for g in grads.by_output().values() for s in g.owned_storages()]
-            results = _run(node, grads, retain_graph)
+        # What is handed to the backward alone; a hook may keep what it sees.
+        lent = [] if node.hooks else [s for grad in grads.by_output().values() for s in grad.owned_storages()]
+        results = _run(node, grads, retain_graph)
         storages = [None if result is None else result.storage for result in results]
-        for edge, result, storage in zip(node.edges, results, storages):  # noqa: B905 - `_run` has counted them
+        for edge, result in zip(node.edges, results):  # noqa: B905 - `_run` has counted them
             if edge is None:
                 continue
             target, index = edge
             waiting = pending[id(target)]
             waiting.missing -= 1
-            is_node = type(target) is Node
             if result is not None:
+                storage = result.storage
                 # Made by the backward just run, or passed on by it, whole, and handed out once: nobody else holds it.
                 owned = (
                     (storage.serial > made or storage in lent)
                     and storages.count(storage) == 1
                     and storage.nbytes == result.layout.nbytes
                 )
-                if is_node:
-                    if waiting.first is None and not index:
-                        waiting.first = Gradient(result, owned)
-                    else:
-                        parts = target.operation.takes_parts and not target.hooks
-                        waiting.add(index, result, owned, in_parts=parts)
-                elif waiting.missing == 0 and waiting.first is None:
+                if not waiting.missing and waiting.first is None and type(target) is not Node:
                     # A leaf with one gradient, as most parameters are, takes it at once.
                     target.accumulate(result, owned=owned)
                     continue
-                else:
-                    waiting.add(0, result, owned, in_parts=False)
-            if waiting.missing == 0:
-                if is_node:
-                    heappush(ready, (-target.number, target))
-                elif waiting.first is not None:
-                    total, waiting.first = waiting.first, None
-                    target.accumulate(total.array, owned=total.owned)
+                waiting.add(target, index, result, owned)
+            if not waiting.missing:
+                _release(target, waiting, ready)
         # Nothing here may keep a gradient alive while the next node runs.
         del results, storages, lent, grads
-        result = storage = waiting = total = None  # type: ignore[assignment]
+        result = storage = waiting = None  # type: ignore[assignment]
+
+
+def _release(target: Any, waiting: _Pending, ready: list[tuple[int, Node]]) -> None:
+    """All gradients of `target` are in: a node may run, a leaf takes the sum."""
+    if type(target) is Node:
+        heappush(ready, (-target.number, target))
+    elif waiting.first is not None:
+        total, waiting.first = waiting.first, None
+        target.accumulate(total.array, owned=total.owned)
 
 
 def _uses(root: Any) -> dict[int, _Pending]:
@@ -168,7 +160,9 @@ def _uses(root: Any) -> dict[int, _Pending]:
 
 
 def _run(node: Node, grads: _Pending, retain_graph: bool) -> Sequence[Array | None]:
-    """The gradients of the node's inputs."""
+    """The gradients of the node's inputs, None for each where no gradient reached the node."""
+    if grads.first is None and grads.others is None:
+        return [None] * len(node.edges)
     if node.freed:
         node.check_not_freed()
     operation = node.operation

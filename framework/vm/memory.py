@@ -74,8 +74,8 @@ class Block:
     """A part of a segment: in use, or free. `label` says in which module and operation it was asked for.
 
     `siblings` is the heap it goes back to: that of the free small blocks of its size, or that of the large blocks
-    kept for the next request like the one it served last. `is_small` says which. A large block that is kept is
-    neither `in_use` nor `free`, that is, ready to be cut and joined with its neighbours. `entry` is what the heap holds.
+    kept for the next request like the one it served last. `is_small` says which. `free` says of a large one that it is
+    ready to be cut and joined with its neighbours, which one that is kept is not. `entry` is what the heap holds.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Block:
         self.entry = (self.ptr, self)
         self.is_small = siblings is not None
         self.siblings: Siblings = [] if siblings is None else siblings
-        self.free = True
+        self.free = not self.is_small
         self.in_use = False
         self.label: scope.Frame | None = None
         self.previous: Block | None = None
@@ -138,7 +138,7 @@ class CachingAllocator:
         self._large: list[tuple[int, int, Block]] = []
         # A storage can die in any thread, also inside `allocate` when the garbage collector runs there. So
         # giving back only appends here, which is atomic; the books are kept by whoever allocates next.
-        self._returned: deque[tuple[Block, Uses | None]] = deque()
+        self.returned: deque[tuple[Block, Uses | None]] = deque()
         self._waiting: list[tuple[Block, Uses]] = []
 
     def allocate(self, nbytes: int) -> Block:
@@ -148,19 +148,25 @@ class CachingAllocator:
                 return self._taken(self._take_apart(nbytes))
             self._busy = True
             try:
-                if self._returned or self._waiting:
+                if self.returned or self._waiting:
                     self._collect()
                 ready = self._ready.get(nbytes)
                 if ready:
                     block = heappop(ready)[1]
                 else:
                     block = self._take(nbytes) or self._take_at_any_price(nbytes)
-                return self._taken(block)
+                # As `_taken`, which costs a call for every block.
+                block.in_use = True
+                block.label = scope.current
+                allocated = self._allocated = self._allocated + block.nbytes
+                if allocated > self._peak_allocated:
+                    self._peak_allocated = allocated
+                    self._most_allocated = max(self._most_allocated, allocated)
+                return block
             finally:
                 self._busy = False
 
     def _taken(self, block: Block) -> Block:
-        block.free = False
         block.in_use = True
         block.label = scope.current
         self._allocated += block.nbytes
@@ -171,7 +177,7 @@ class CachingAllocator:
 
     def give_back(self, block: Block, uses: Uses | None) -> None:
         """Returns a block. Its memory is handed out again once every stream in `uses` is past its last use."""
-        self._returned.append((block, uses))
+        self.returned.append((block, uses))
 
     def allocated(self) -> int:
         """Bytes in use."""
@@ -241,6 +247,7 @@ class CachingAllocator:
         block = self._whole_segment(_round_up(max(nbytes, 1), self.source.granularity))
         if block is None:
             raise self._refusal(nbytes)
+        block.free = False
         block.siblings = self._kept[_APART]
         return block
 
@@ -309,6 +316,7 @@ class CachingAllocator:
             block = self._best_fit(size) or self._whole_segment(wanted)
         if block is None:
             return None
+        block.free = False
         if block.nbytes - size > SMALL_BYTES:
             rest = Block(block.segment, block.offset + size, block.nbytes - size)
             block.nbytes = size
@@ -350,14 +358,13 @@ class CachingAllocator:
     # ---- giving back
 
     def _collect(self) -> None:
-        returned = self._returned
+        returned = self.returned
         while returned:
             block, uses = returned.popleft()
             if uses is None or uses.is_over():
                 # As `_free`, which costs a call for every block.
                 self._allocated -= block.nbytes
                 block.in_use = False
-                block.free = block.is_small
                 heappush(block.siblings, block.entry)
             else:
                 self._waiting.append((block, uses))
@@ -385,7 +392,6 @@ class CachingAllocator:
     def _free(self, block: Block) -> None:
         self._allocated -= block.nbytes
         block.in_use = False
-        block.free = block.is_small
         heappush(block.siblings, block.entry)
 
     def _join_kept(self) -> None:
@@ -414,7 +420,7 @@ class CachingAllocator:
 
     def _release_unused(self) -> None:
         self._join_kept()
-        for segment in [s for s in list(self._segments) if all(b.free for b in _chain(s))]:
+        for segment in [s for s in list(self._segments) if all(_is_unused(b) for b in _chain(s))]:
             first: Block = segment.first  # type: ignore[assignment]
             if first.is_small:
                 # The same list stays in use: the blocks of other segments know it.
@@ -432,6 +438,10 @@ def _chain(segment: Segment) -> Iterator[Block]:
     while block is not None:
         yield block
         block = block.next
+
+
+def _is_unused(block: Block) -> bool:
+    return not block.in_use if block.is_small else block.free
 
 
 def _link(first: Block | None, second: Block | None) -> None:

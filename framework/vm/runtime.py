@@ -60,9 +60,7 @@ class Runtime:
 
     def new(self, layout: Layout) -> Array:
         """A new array with undefined values, of a layout that is dense."""
-        return Array(
-            Storage(self.allocator, layout.nbytes), layout.shape, layout.stride, layout.dtype, 0, layout
-        )
+        return Array(Storage(self.allocator, layout.nbytes), layout.shape, layout.stride, layout.dtype, 0, layout)
 
     def storage(self, nbytes: int) -> Storage:
         """New memory, for several arrays to share."""

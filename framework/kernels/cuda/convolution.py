@@ -88,9 +88,8 @@ def _run(
     """Runs a convolution of one kind; which of the operands is the output depends on it."""
     settings = backends.cudnn
     key = (
-        kind, x.shape, x.stride, weight.shape, weight.stride, y.shape, y.stride, stride, padding, dilation, groups,
-        x.dtype, x.storage.device, settings.allow_tf32, settings.workspace_bytes, settings.timed_plans,
-        backends.deterministic,
+        kind, x.layout, weight.layout, y.layout, stride, padding, dilation, groups, x.storage.device,
+        settings.allow_tf32, settings.workspace_bytes, settings.timed_plans, backends.deterministic,
     )  # fmt: skip
     plan = _direct.get(key)
     at_x, at_weight, at_y = x.ptr, weight.ptr, y.ptr

@@ -122,21 +122,27 @@ class Handle:
         self.device = device
         self.stream = cuda.stream_pointer(device)
         self.pointer = ctypes.c_void_p()
+        # The scratch memory of the stream that is followed, and of all that were; made when a plan first needs it.
+        self._workspace = 0
         self._workspaces: dict[int, Array] = {}
         call("cudnnCreate", ctypes.byref(self.pointer))
         call("cudnnSetStream", self.pointer, ctypes.c_void_p(self.stream))
 
-    def shared_workspace(self, stream: int) -> int:
+    @property
+    def shared_workspace(self) -> int:
         """The address of scratch memory that all plans with a small workspace use, one after the other on a stream."""
-        room = self._workspaces.get(stream)
-        if room is None:
-            room = self._workspaces[stream] = scratch(self.device, _SHARED_WORKSPACE_BYTES)
-        return room.storage.ptr
+        if not self._workspace:
+            room = self._workspaces.get(self.stream)
+            if room is None:
+                room = self._workspaces[self.stream] = scratch(self.device, _SHARED_WORKSPACE_BYTES)
+            self._workspace = room.storage.ptr
+        return self._workspace
 
     def follow(self, stream: int) -> None:
         """Lets everything from now on run on `stream`."""
         call("cudnnSetStream", self.pointer, ctypes.c_void_p(stream))
         self.stream = stream
+        self._workspace = 0
 
 
 class Plan:
@@ -180,7 +186,7 @@ class Plan:
             room = scratch(handle.device, 1 << (self.workspace_bytes - 1).bit_length())
             address = room.storage.ptr
         elif self.workspace_bytes:
-            address = handle.shared_workspace(stream)
+            address = handle._workspace or handle.shared_workspace
         key = (x, weight, y, address)
         pack = self._packs.get(key)
         if pack is None:

@@ -27,7 +27,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "conv2d, window": (lambda: F.conv2d(IMAGES, WEIGHT, dilation=4), ValueError, "conv2d: a window of 9 does not fit an image of 6 padded by 0"),
     "conv2d, types": (lambda: F.conv2d(DOUBLES, WEIGHT), TypeError, r"conv2d takes operands of one floating-point type; got flow.float64, flow.float32; convert with .to\(\)"),
     "conv2d, integers": (lambda: F.conv2d(INTEGERS, INTEGERS), TypeError, "conv2d takes operands of one floating-point type; got flow.int64"),
-    "conv2d, array": (lambda: F.conv2d(IMAGES, np.ones((8, 4, 3, 3), np.float32)), TypeError, "conv2d takes operands of one floating-point type; got flow.float32, float32"),
+    "conv2d, array": (lambda: F.conv2d(IMAGES, np.ones((8, 4, 3, 3), np.float32)), TypeError, r"conv2d takes tensors; got ndarray, which flow.tensor\(\) converts"),
     "max_pool2d, window": (lambda: F.max_pool2d(IMAGES, 7), ValueError, "max_pool2d: a window of 7 does not fit an image of 6 padded by 0"),
     "max_pool2d, padding": (lambda: F.max_pool2d(IMAGES, 3, padding=2), ValueError, r"max_pool2d pads by at most half its window \(3, 3\); got \(2, 2\)"),
     "max_pool2d, dimensions": (lambda: F.max_pool2d(VECTOR, 2), ValueError, r"max_pool2d takes images"),
