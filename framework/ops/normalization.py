@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
 from framework.dtype import DType, float32, uint8
-from framework.kernels.table import Table
 from framework.ops.checks import check_floats, check_images, check_tensors
 from framework.tensor import Tensor
 from framework.vm.array import Array, Layout
@@ -195,7 +194,7 @@ class _Room(NamedTuple):
     mask_offset: int
 
 
-_rooms: dict[tuple[Table, Layout, bool, bool], _Room] = {}
+_rooms: dict[tuple[Any, Layout, bool, bool], _Room] = {}
 
 
 def _kept(kernels: Runtime, x: Array, has_residual: bool, has_mask: bool) -> tuple[Array, Array, Array | None]:
@@ -213,7 +212,7 @@ def _kept(kernels: Runtime, x: Array, has_residual: bool, has_mask: bool) -> tup
     )
 
 
-def _room(table: Table, x: Array, has_residual: bool, has_mask: bool) -> _Room:
+def _room(table: Any, x: Array, has_residual: bool, has_mask: bool) -> _Room:
     # The statistics are in float32 also for images of fewer digits.
     vector = Layout.of(x.shape[1:2], (1,), x.dtype if x.dtype.itemsize >= 4 else float32)
     nbytes = 2 * vector.nbytes
