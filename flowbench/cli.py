@@ -20,7 +20,7 @@ from flowbench.output import drop_output, read_text, say, unwritten
 # What writing says where a disk is full, a descriptor is closed or a device fails.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
 
-FORMATS = ("console", "speed-stats", "markdown", "json")
+FORMATS = ("console", "speed-stats", "markdown", "html", "json", "junit", "csv", "parquet", "openmetrics")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -171,12 +171,18 @@ def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
 @cli.command()
 @click.argument("document", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(FORMATS), default="console", show_default=True)
-def report(document: Path, form: str) -> None:
-    """Print the report of a run document."""
-    from flowbench.record.document import read_document
-    from flowbench.report import render
+@click.option("--templates", type=click.Path(path_type=Path), metavar="DIR",
+              help="Jinja templates to use in place of flowbench's own, for Markdown and HTML.")  # fmt: skip
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write it there instead of printing it."
+)
+def report(document: Path, form: str, templates: Path | None, out: Path | None) -> None:
+    """Print the report of a run document, or write it to a file."""
+    from flowbench import reporting
 
-    say(render(read_document(document), form).rstrip("\n"))
+    text = reporting.report(document, form, templates, out)
+    if text is not None:
+        say(text.rstrip("\n"))
 
 
 @cli.command()

@@ -26,7 +26,7 @@ from flowbench.report.words import counted
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What is written beside the document: suffix and format.
-REPORTS = ((".txt", "speed-stats"), (".md", "markdown"))
+REPORTS = ((".txt", "speed-stats"), (".md", "markdown"), (".html", "html"))
 
 
 def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> tuple[int, str]:
@@ -86,13 +86,20 @@ def exit_status(document: RunDocument) -> int:
 
 def write_reports(path: Path, document: RunDocument) -> str:
     """Write the reports beside the document at `path`; returns the one for people, with the names of the files."""
-    from flowbench.report import render
+    from flowbench.report import render, templating
+    from flowbench.reporting import terminal_style
 
+    missing = templating.unavailable()
     written = [path]
     for suffix, form in REPORTS:
-        store.write_whole(path.with_suffix(suffix), render(document, form))
-        written.append(path.with_suffix(suffix))
-    return render(document, "console").rstrip("\n") + "\nwritten: " + ", ".join(map(str, written))
+        if form not in templating.FORMATS or missing is None:
+            store.write_whole(path.with_suffix(suffix), render(document, form))
+            written.append(path.with_suffix(suffix))
+    said = [
+        render(document, "console", style=terminal_style()).rstrip("\n"),
+        "written: " + ", ".join(map(str, written)),
+    ]
+    return "\n".join([*said, *([f"no Markdown, no HTML: {missing}"] if missing else [])])
 
 
 def _prepare(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> tuple[Path, RunDocument]:

@@ -20,8 +20,10 @@ PURE = ("flowbench/judge", "flowbench/report")
 IMPURE_NAMES = {"open", "print", "input", "breakpoint", "exec", "eval", "__import__"}
 IMPURE_METHODS = set(
     "write_text write_bytes read_text read_bytes open unlink mkdir rmdir touch rename exists now today utcnow getenv"
-    " perf_counter to_csv to_excel to_parquet read_csv".split()
+    " perf_counter to_excel read_csv".split()
 )
+# These write to the place they are given, and return what they would write where they are given none.
+WRITERS = {"to_csv", "to_parquet"}
 IMPURE_MODULES = set(
     "os socket subprocess time shutil tempfile pathlib urllib http threading multiprocessing random secrets uuid psutil"
     " requests asyncio ctypes logging signal select mmap glob".split()
@@ -122,6 +124,8 @@ def test_judge_and_report_do_no_input_or_output(path: str) -> None:
         "date.today()",
         "print('x')",
         "frame.to_csv('x')",
+        "frame.to_parquet(path=place)",
+        "frame.to_csv(**options)",
     ],
 )
 def test_input_and_output_are_found(code: str) -> None:
@@ -129,7 +133,15 @@ def test_input_and_output_are_found(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["x.opened", "text.format(1)", "import statistics", "from math import pi", "opened(1)"]
+    "code",
+    [
+        "frame.to_csv(index=False)",
+        "x.opened",
+        "text.format(1)",
+        "import statistics",
+        "from math import pi",
+        "opened(1)",
+    ],
 )
 def test_what_is_pure_passes(code: str) -> None:
     assert not list(impurities(code))
@@ -149,6 +161,9 @@ def impurities(code: str) -> Iterator[str]:
             function = node.func
             if isinstance(function, ast.Name) and function.id in IMPURE_NAMES:
                 yield f"line {node.lineno}: calls {function.id}"
+            writes = isinstance(function, ast.Attribute) and function.attr in WRITERS
+            if writes and (node.args or {word.arg for word in node.keywords} & {"path", "path_or_buf", None}):
+                yield f"line {node.lineno}: writes by .{function.attr}"
             if isinstance(function, ast.Attribute) and function.attr in IMPURE_METHODS:
                 yield f"line {node.lineno}: calls .{function.attr}"
 

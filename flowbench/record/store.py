@@ -40,13 +40,13 @@ def replace(path: Path, document: RunDocument) -> None:
     write_whole(path, document_text(document))
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file by way of a temporary one beside it; raises FlowbenchError (no space, no permission, …)."""
     with _explained(path):
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(name, 0o644)

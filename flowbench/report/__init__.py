@@ -6,24 +6,63 @@ from collections.abc import Callable
 from typing import Any
 
 from flowbench.errors import unknown_name
+from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.run import RunDocument
-from flowbench.report import as_json, console, markdown, speed_stats, speed_stats_reader
+from flowbench.report import (
+    as_json,
+    console,
+    junit,
+    markdown,
+    openmetrics,
+    page,
+    samples,
+    speed_stats,
+    speed_stats_reader,
+)
 from flowbench.report.facts import Facts, facts_of
+from flowbench.report.style import Style
 
 # A format is a function of the facts; adding one is a line here and a module beside.
 FORMATS: dict[str, Callable[[Facts], str]] = {
-    "console": console.write,
     "speed-stats": speed_stats.write,
-    "markdown": markdown.write,
     "json": as_json.write,
+    "junit": junit.write,
+    "csv": samples.write_csv,
+    "openmetrics": openmetrics.write,
 }
+# Those whose looks the reader has a say in, and the one that is no text.
+STYLED: dict[str, Callable[[Facts, Style], str]] = {
+    "console": console.write,
+    "markdown": markdown.write,
+    "html": page.write,
+}
+BINARY: dict[str, Callable[[Facts], bytes]] = {"parquet": samples.write_parquet}
 
 
-def render(document: RunDocument, format: str = "console") -> str:
-    """The report of `document` in one of `FORMATS`, ending with a line break; FlowbenchError for an unknown format."""
-    if format not in FORMATS:
-        raise unknown_name("format", format, FORMATS)
-    return FORMATS[format](facts_of(document))
+def render(
+    document: RunDocument,
+    format: str = "console",
+    *,
+    comparison: ComparisonSet | None = None,
+    style: Style | None = None,
+) -> str:
+    """The report of `document`, and of what it was compared with, as text that ends with a line break.
+
+    Raises FlowbenchError for an unknown format, for a library that is missing, and for a user's template that does not work.
+    """
+    if format not in FORMATS and format not in STYLED:
+        raise unknown_name("format", format, [*STYLED, *FORMATS])
+    facts = facts_of(document, comparison)
+    return STYLED[format](facts, style or Style()) if format in STYLED else FORMATS[format](facts)
+
+
+def render_bytes(
+    document: RunDocument, format: str, *, comparison: ComparisonSet | None = None, style: Style | None = None
+) -> bytes:
+    """The report in any format, those that are no text too, as a file holds it; raises as `render` does."""
+    if format in BINARY:
+        return BINARY[format](facts_of(document, comparison))
+    return render(document, format, comparison=comparison, style=style).encode()
 
 
 def parse(text: str) -> tuple[dict[str, Any], list[str]]:

@@ -24,6 +24,7 @@ def write(facts: Facts) -> str:
         "reference": facts.reference,
         "comparisons": [_comparison(comparison) for comparison in facts.comparisons],
         "overall": encode(facts.overall),
+        "changes": None if facts.changes is None else encode(facts.changes),
         "not_measured": encode(facts.left_out),
         "findings": encode(document.findings),
         "engines": encode(document.engines),

@@ -2,73 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from flowbench.report.facts import Comparison, Facts, Side
-from flowbench.report.markdown import largest_peak
-from flowbench.report.words import counted, details_of, milliseconds, one_line, spread
+from flowbench.judge.verdict import Change, ComparisonSet, Verdict
+from flowbench.report.changes import SIGNS, Row, rows_of
+from flowbench.report.facts import Comparison, Facts, Side, telling_memory
+from flowbench.report.headline import Tone, headline_of, spoken
+from flowbench.report.style import Colour, Style
+from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, spread
 
-_MOST_ROWS = 14
+MOST_LINES = 40
+_MOST_NOTES = 4
 _MOST_REASONS = 5
 _WIDTH = 150
-_ENDINGS = {
-    "interrupted": "Incomplete: the sitting was interrupted.",
-    "running": "Incomplete: the sitting ended without a word (killed?).",
-    "wall_cap": "Incomplete: the sitting's time was up.",
+_TONES: Mapping[Tone, Colour] = {
+    "worse": "red",
+    "better": "green",
+    "same": "bold",
+    "unknown": "yellow",
+    "plain": "bold",
 }
+_COLOURS: Mapping[Verdict, Colour] = {
+    Verdict.SLOWER: "red", Verdict.LARGER: "red", Verdict.FAILED: "red", Verdict.VOID: "red", Verdict.LOST: "red",
+    Verdict.FASTER: "green", Verdict.SMALLER: "green", Verdict.UNCLEAR: "yellow",
+}  # fmt: skip
+_STATES: Mapping[str, Colour] = {"failed": "red", "void": "red", "not measured": "yellow"}
+
+# The cells of a line of a table, and the colour of the line's state.
+_Line = tuple[list[str], Colour | None]
 
 
-def write(facts: Facts) -> str:
+def write(facts: Facts, style: Style | None = None) -> str:
     """The text of `facts`; what is cut is said."""
-    lines = [_ENDINGS[facts.document.ending.how]] if facts.document.ending.how in _ENDINGS else []
-    lines += [*_table(facts), "", *_summary(facts)]
+    style = style or Style()
+    headline = headline_of(facts)
+    notes = _cut([spoken(note, one_line) for note in headline.notes], _MOST_NOTES, "notes")
+    above = [style.paint(one_line(spoken(headline.verdict, one_line), 300), _TONES[headline.tone]), *notes, ""]
+    below = ["", *_below(facts)]
+    table = list(_changes_lines(facts.changes) if facts.changes else _speed_lines(facts))
+    room = MOST_LINES - len(above) - len(below)
+    lines = [*above, *_table(table, room, style), *below]
+    return style.shown("\n".join(lines)) + "\n"
+
+
+def _below(facts: Facts) -> Iterator[str]:
+    if facts.changes is not None:
+        yield "time: median step. head / base above 1: head takes more. relative: reference / side, above 1 the side is faster."
+    elif facts.reference is not None and facts.anything_measured:
+        yield "ms: median step. relative: reference / subject, above 1 the subject is faster."
+        yield "memory: largest peak, subject / reference, below 1 the subject needs less."
     if facts.left_out:
-        lines.append("Not measured:")
-        lines += _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reasons")
+        yield "Not measured:"
+        yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reasons")
     if facts.document.findings:
-        lines.append("Disturbed by:")
-        lines += _cut([f"  {item.kind}: {item.message}" for item in facts.document.findings], 2, "findings")
+        yield "Disturbed by:"
+        yield from _cut([f"  {item.kind}: {item.message}" for item in facts.document.findings], 2, "findings")
     protocol = facts.document.protocol
     wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
-    lines += _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
-    lines.append(
+    yield from _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
+    yield (
         f"{counted(protocol.pairs, 'pair')} of fresh processes, {protocol.warmup} warm-up and "
         f"{counted(protocol.steps, 'timed step')} each, {counted(protocol.threads, 'thread')} per rank"
     )
-    return "\n".join(lines) + "\n"
 
 
-def _table(facts: Facts) -> list[str]:
-    heads = ["cell", "subject", "ms", "reference", "relative", "95 % interval", "memory"]
-    rows = [_row(comparison) for comparison in facts.comparisons[:_MOST_ROWS]]
-    if not rows:
-        return ["No cells."]
-    widths = [max(len(row[column]) for row in [heads, *rows]) for column in range(len(heads))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width) for column, (cell, width) in enumerate(columns)
+def _speed_lines(facts: Facts) -> Iterator[_Line]:
+    yield ["cell", "subject", "ms", "reference", "relative", "95 % interval", "memory"], None
+    for comparison in facts.comparisons:
+        subject, ratio = comparison.subject, comparison.ratio
+        states = [side.status for side in (subject, comparison.reference) if side is not None]
+        yield (
+            [
+                one_line(comparison.label, 44),
+                one_line(subject.name, 20),
+                _median(subject),
+                _median(comparison.reference),
+                f"{ratio.geometric_mean:.2f}" if ratio else "-",
+                spread(*ratio.interval) if ratio and ratio.interval else "-",
+                _memory(comparison),
+            ],
+            next((_STATES[state] for state in states if state in _STATES), None),
         )
-        for columns in (list(zip(row, widths, strict=True)) for row in [heads, *rows])
-    ]
-    more = len(facts.comparisons) - _MOST_ROWS
-    return [line.rstrip() for line in lines] + (
-        [f"… and {counted(more, 'more cell')}: see the other formats"] if more > 0 else []
-    )
 
 
-def _row(comparison: Comparison) -> list[str]:
-    subject, reference, ratio = comparison.subject, comparison.reference, comparison.ratio
-    memory = comparison.memory_ratios.get("peak resident")
-    peak = largest_peak(subject, "peak resident")
-    return [
-        one_line(comparison.label, 44),
-        one_line(subject.name, 20),
-        _median(subject),
-        _median(reference),
-        f"{ratio.geometric_mean:.2f}" if ratio else "-",
-        spread(*ratio.interval) if ratio and ratio.interval else "-",
-        f"{memory:.2f}" if memory else f"{peak / 1024**2:.0f} MiB" if peak else "-",
-    ]
+def _changes_lines(changes: ComparisonSet) -> Iterator[_Line]:
+    yield ["", "cell", "verdict", "time, ms", "head / base", "memory, head / base", "relative"], None
+    for row in rows_of(changes):
+        yield (
+            [
+                SIGNS[row.worst],
+                one_line(f"{row.label} {row.engine}", 52),
+                row.words,
+                _ends(row.time.base, row.time.head) if row.time else "-",
+                _change(row.time.change if row.time else None),
+                _memory_change(row),
+                _speeds(row),
+            ],
+            _COLOURS.get(row.worst),
+        )
+
+
+def _table(lines: Sequence[_Line], room: int, style: Style) -> list[str]:
+    """The lines that have room, in columns: texts to the left, from the first figure on to the right."""
+    if len(lines) < 2:
+        return ["No cells."]
+    shown = lines if len(lines) <= room else lines[: room - 1]
+    left = 3 if lines[0][0][0] == "" else 2
+    widths = [max(len(cells[column]) for cells, _ in shown) for column in range(len(lines[0][0]))]
+    written = []
+    for cells, colour in shown:
+        padded = [
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        written.append(style.paint("  ".join(padded).rstrip(), colour))
+    more = len(lines) - len(shown)
+    return [*written, f"… and {counted(more, 'more cell')}: see the other formats"] if more else written
+
+
+def _memory(comparison: Comparison) -> str:
+    ratio, peak = telling_memory(comparison)
+    return f"{ratio:.2f}" if ratio else mebibytes(peak) if peak is not None else "-"
 
 
 def _median(side: Side | None) -> str:
@@ -77,26 +131,28 @@ def _median(side: Side | None) -> str:
     return milliseconds(side.times.median_ms) if side.times else side.status
 
 
-def _summary(facts: Facts) -> Iterator[str]:
-    if not facts.anything_measured:
-        yield "Nothing was measured."
-        return
-    if facts.reference is None:
-        yield "Times only: there is no reference to compare with."
-        return
-    reference = one_line(facts.reference, 20)
-    for overall in facts.overall[:3]:
-        name = one_line(overall.name, 20)
-        if overall.geometric_mean is None:
-            yield f"{name}: no relative speed to {reference}, none of {counted(overall.cells, 'cell')} has good pairs"
-        else:
-            alone = "" if overall.most_pairs > 1 else "; one pair only, no interval"
-            yield (
-                f"{name}: {overall.geometric_mean:.2f} times {reference}'s speed "
-                f"(geometric mean of {overall.good} of {counted(overall.cells, 'cell')}{alone})"
-            )
-    yield "ms: median step. relative: reference / subject, above 1 the subject is faster."
-    yield "memory: peak resident, subject / reference, below 1 the subject needs less."
+def _ends(base: float | None, head: float | None) -> str:
+    return " → ".join("-" if value is None else milliseconds(value) for value in (base, head))
+
+
+def _change(change: Change | None) -> str:
+    if change is None:
+        return "-"
+    return f"{change.ratio:.3f}" + (f" ({spread(change.low, change.high)})" if change.low and change.high else "")
+
+
+def _memory_change(row: Row) -> str:
+    if not row.memory or row.memory[0].base is None or row.memory[0].head is None:
+        return "-"
+    one = row.memory[0]
+    return f"{one.change.ratio:.3f}" if one.change else f"{mebibytes(one.base or 0)} → {mebibytes(one.head or 0)}"
+
+
+def _speeds(row: Row) -> str:
+    if row.time is None or row.time.head_relative_speed is None:
+        return "-"
+    base = row.time.base_relative_speed
+    return f"{'-' if base is None else f'{base:.2f}'} → {row.time.head_relative_speed:.2f}"
 
 
 def _cut(lines: list[str], most: int, what: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Literal
 from flowbench.cell import Case, Cell
 from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.stats import Ratio, geometric_mean, process_median
+from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.run import Memory, NotMeasured, RunDocument, Sample
 
 MIB = 1024 * 1024
@@ -22,6 +23,7 @@ MEMORY_KINDS = {
     "peak reserved": "reserved_peak_bytes",
     "GPU used": "gpu_used_bytes",
 }
+_TELLING = ("peak allocated", "peak resident")
 _ENDINGS = {
     "interrupted": "the sitting was interrupted before it",
     "running": "the sitting ended without a word (killed?) before it",
@@ -98,13 +100,29 @@ class Overall:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that a report may say. `reference` is the reference's name, None where there is none to compare with."""
+    """All that a report may say. `reference` is the reference's name, None where there is none to compare with.
+
+    `changes` are the verdicts against a base, None where there is no base.
+    """
 
     document: RunDocument
     reference: str | None
     comparisons: tuple[Comparison, ...]
     overall: tuple[Overall, ...]
     left_out: tuple[NotMeasured, ...]
+    changes: ComparisonSet | None = None
+
+    @property
+    def earlier_sides(self) -> frozenset[str]:
+        """The engines of a comparison that are base, or base once more as the canary: head's figures are what is new."""
+        sides = {comparison.subject.engine for comparison in self.comparisons}
+        return frozenset(engine for engine in sides if engine.endswith(("@base", "@canary")))
+
+    @property
+    def device(self) -> str:
+        """The name of the GPU that was measured on, else of the CPU."""
+        machine = self.document.machine
+        return machine.gpus[0].name if self.document.on_gpu and machine.gpus else machine.cpu_model
 
     @property
     def anything_measured(self) -> bool:
@@ -113,8 +131,8 @@ class Facts:
         return any(side is not None and side.times is not None for side in sides)
 
 
-def facts_of(document: RunDocument) -> Facts:
-    """The facts of a run document; the same document always yields the same facts."""
+def facts_of(document: RunDocument, changes: ComparisonSet | None = None) -> Facts:
+    """The facts of a run document and what it was compared with; the same documents always yield the same facts."""
     names, labels = _engine_names(document), _case_labels(document)
     comparisons: list[Comparison] = []
     for case in document.cases:
@@ -132,7 +150,23 @@ def facts_of(document: RunDocument) -> Facts:
         reference=reference_name,
         comparisons=tuple(comparisons),
         overall=tuple(_overall(comparisons)),
-        left_out=tuple(_left_out(document, names, labels)),
+        left_out=tuple(_left_out(document, names, labels)) + (changes.not_measured if changes else ()),
+        changes=changes,
+    )
+
+
+def largest_peak(side: Side | None, kind: str) -> int | None:
+    """The peak in bytes of the side's largest rank, None where this kind is unknown."""
+    return max((rank.peaks[kind] for rank in side.memory if kind in rank.peaks), default=None) if side else None
+
+
+def telling_memory(comparison: Comparison) -> tuple[float | None, int | None]:
+    """Of the kinds of peaks the one that says most: subject's / reference's where both have it, and the subject's in bytes."""
+    kinds = [kind for kind in _TELLING if kind in comparison.memory_ratios] or _TELLING
+    known = (kind for kind in kinds if largest_peak(comparison.subject, kind) is not None)
+    kind = next(known, None)
+    return (
+        (None, None) if kind is None else (comparison.memory_ratios.get(kind), largest_peak(comparison.subject, kind))
     )
 
 

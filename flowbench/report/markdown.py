@@ -1,124 +1,134 @@
-"""Writes a run as GitHub Markdown: relative speeds with their spread, then, folded, everything else; no verdict."""
+"""Writes a run as GitHub Markdown: the verdict, what changed, then, folded, everything else; short enough for a comment."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
 
+from flowbench.cell import Case
 from flowbench.report import speed_stats
-from flowbench.report.facts import MEMORY_KINDS, Comparison, Facts, Side
-from flowbench.report.words import details_of, markdown, mebibytes, milliseconds, spread
+from flowbench.report.changes import SIGNS, rows_of
+from flowbench.report.facts import Comparison, Facts, telling_memory
+from flowbench.report.headline import headline_of, spoken
+from flowbench.report.style import Style
+from flowbench.report.templating import Ready, Templates
+from flowbench.report.words import details_of, markdown, one_line
 
-_ENDINGS = {
-    "interrupted": "the sitting was interrupted",
-    "running": "the sitting ended without a word (killed?)",
-    "wall_cap": "the sitting's time was up",
-}
-
-
-def write(facts: Facts) -> str:
-    """The Markdown of `facts`. Names and reasons from the document are escaped."""
-    lines = [*_headline(facts), "", *_speed_table(facts), ""]
-    memory = list(_memory_rows(facts))
-    if memory:
-        lines += ["Peak memory, largest rank (subject / reference below 1: the subject needs less):", "", *memory, ""]
-    if facts.left_out:
-        lines += ["Not measured:", ""]
-        lines += [f"- {markdown(item.what)}: {markdown(item.reason, 400)}" for item in facts.left_out]
-        lines.append("")
-    lines += _folded("Speed stats", ["```text", *speed_stats.write(facts).splitlines(), "```"])
-    if facts.document.findings:
-        lines += _folded("What disturbed the measurement", _findings(facts))
-    rows = [f"- {word}: {markdown(text, 400)}" for word, text in details_of(facts.document)]
-    lines += _folded("Machine, versions, and how it was measured", rows)
-    return "\n".join(lines).rstrip("\n") + "\n"
+# GitHub refuses a comment of more than 65,536 characters; the rest is for who posts it.
+LONGEST = 60_000
+_CUT = "\n\n… cut here: the text was too long for a comment.\n"
+_MOST_CHARTS, _MOST_IN_CHART = 3, 24
+_SHORT_LABEL = {"full": 200, "short": 80, "shortest": 40}
 
 
-def _headline(facts: Facts) -> Iterator[str]:
-    document = facts.document
-    if document.ending.how != "complete":
-        reason = f": {markdown(document.ending.reason)}" if document.ending.reason else ""
-        yield f"**Incomplete: {_ENDINGS[document.ending.how]}{reason}.** What was measured until then follows."
-        yield ""
-    if not facts.anything_measured:
-        yield "**Nothing was measured.** The reasons stand below."
-        return
-    if facts.reference is None:
-        yield "**Times only: there is no reference to compare with.**"
-        return
-    for overall in facts.overall:
-        name, reference = markdown(overall.name), markdown(facts.reference)
-        if overall.geometric_mean is None:
-            yield f"**{name}: no relative speed to {reference}**, as none of its {_cells(overall.cells)} has good pairs."
-        else:
-            mean = f"geometric mean of {overall.good} of {_cells(overall.cells)}"
-            yield f"**{name}: {overall.geometric_mean:.2f} times {reference}'s speed** ({mean})."
-        yield ""
-    yield "Relative speed is reference time / subject time, above 1 the subject is faster. No verdict is given here."
+def write(facts: Facts, style: Style | None = None) -> str:
+    """The Markdown of `facts`, at most `LONGEST` characters; FlowbenchError for a user's template that does not work.
+
+    Folded parts are cut first, then the columns of changed cells; only where thousands changed are some of them left out.
+    """
+    templates, view = Templates(style.templates if style else {}, markdown), view_of(facts)
+    changed = view["changed"]
+
+    def filled(most: int, shape: str = "full", most_changed: int = len(changed)) -> str:
+        values = {"most": most, "shape": shape, "changed": changed[:most_changed], "changed_cells": len(changed)}
+        text = templates.fill("report.md.j2", view | values | {"label_length": _SHORT_LABEL[shape]})
+        return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
+
+    most = max(
+        map(len, (view["judged_rows"], facts.comparisons, view["memory"], facts.left_out, facts.document.findings))
+    )
+    text = filled(most)
+    least = len(text) if len(text) <= LONGEST else len(filled(0))
+    while len(text) > LONGEST and most and least < LONGEST:
+        # Lists end at different lengths, so that a straight line to the limit aims a little too far.
+        most = min(int(most * (LONGEST - least) / (len(text) - least) * 0.97), most - 1)
+        text = filled(most)
+    for shape, most_changed in (
+        ("short", len(changed)),
+        ("shortest", len(changed)),
+        *(("shortest", 600 // 2**n) for n in range(4)),
+    ):
+        if len(text) > LONGEST:
+            text = filled(0, shape, most_changed)
+    # A user's template need not keep to what it is told, but a comment that is too long is not posted at all.
+    return text if len(text) <= LONGEST else text[: LONGEST - 60].rpartition("\n")[0] + _CUT
 
 
-def _cells(count: int) -> str:
-    return f"{count} cell" if count == 1 else f"{count} cells"
+def view_of(facts: Facts) -> dict[str, Any]:
+    """What the template is filled with."""
+    headline, memory = headline_of(facts), list(_memory(facts))
+    rows = rows_of(facts.changes) if facts.changes else ()
+    return {
+        "verdict": Ready(spoken(headline.verdict, markdown)),
+        "notes": [Ready(spoken(note, markdown)) for note in headline.notes],
+        "facts": facts,
+        "document": facts.document,
+        "changes": facts.changes,
+        "signs": SIGNS,
+        "judged_rows": rows,
+        "changed": [row for row in rows if row.changed],
+        "unclear": [row for row in rows if row.unclear],
+        "memory": memory,
+        "kinds": list(dict.fromkeys(kind for _, _, ranks in memory for rank in ranks for kind in rank.peaks)),
+        "telling_memory": telling_memory,
+        "charts": list(_charts(facts))[:_MOST_CHARTS],
+        "speed_stats": speed_stats.write(facts).splitlines(),
+        "details": list(details_of(facts.document)),
+    }
 
 
-def _speed_table(facts: Facts) -> Iterator[str]:
-    if not facts.comparisons:
-        return
-    yield "| cell | subject | median ms | reference's | relative speed | 95 % interval | lowest - highest | pairs |"
-    yield "|---|---|--:|--:|--:|:-:|:-:|--:|"
+def _memory(facts: Facts) -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    """Each engine's peaks per rank at each case, the reference's once."""
+    seen: set[tuple[Case, str]] = set()
     for comparison in facts.comparisons:
-        subject, reference, ratio = comparison.subject, comparison.reference, comparison.ratio
-        cells = [markdown(comparison.label), markdown(subject.name), _median(subject), _median(reference)]
-        if ratio is None:
-            cells += [f"none: {markdown(comparison.no_ratio or '?')}", "", "", ""]
-        else:
-            interval = spread(*ratio.interval) if ratio.interval else "one pair only"
-            cells += [f"{ratio.geometric_mean:.3f}", interval, spread(ratio.lowest, ratio.highest), str(ratio.pairs)]
-        yield _row(cells)
+        for side in (comparison.reference, comparison.subject):
+            if side is not None and side.memory and (comparison.case, side.name) not in seen:
+                seen.add((comparison.case, side.name))
+                yield comparison.label, side.name, side.memory
 
 
-def _median(side: Side | None) -> str:
-    if side is None:
-        return ""
-    return milliseconds(side.times.median_ms) if side.times else side.status
+def _charts(facts: Facts) -> Iterator[Ready]:
+    """Mermaid charts of relative speed over batch sizes: one per engine and kind of case, from two sizes on."""
+    if facts.reference is None:
+        return
+    earlier = facts.earlier_sides
+    groups: dict[tuple[Case, str], list[Comparison]] = {}
+    for comparison in facts.comparisons:
+        if comparison.ratio and comparison.case.input_shape and comparison.subject.engine not in earlier:
+            common = dataclasses.replace(comparison.case, input_shape=(0, *comparison.case.input_shape[1:]))
+            groups.setdefault((common, comparison.subject.name), []).append(comparison)
+    for (case, name), members in groups.items():
+        members = sorted(members, key=lambda member: member.case.input_shape[0])
+        if len(members) > 1:
+            yield _chart(case, name, facts.reference, members)
 
 
-def _memory_rows(facts: Facts) -> Iterator[str]:
-    rows = [row for comparison in facts.comparisons for row in _memory_of(comparison)]
-    if rows:
-        yield "| cell | subject | kind | subject's peak | reference's peak | subject / reference |"
-        yield "|---|---|---|--:|--:|--:|"
-        yield from rows
+def _chart(case: Case, name: str, reference: str, members: list[Comparison]) -> Ready:
+    if len(members) > _MOST_IN_CHART:  # evenly thinned, with both ends
+        last = len(members) - 1
+        members = [members[round(index * last / (_MOST_IN_CHART - 1))] for index in range(_MOST_IN_CHART)]
+    ratios = [member.ratio.geometric_mean for member in members if member.ratio]
+    low, high = min([*ratios, 1.0]), max([*ratios, 1.0])
+    room = max(high - low, 0.1) * 0.1
+    label = case.label.replace("[0", "[N", 1)
+    return Ready(
+        "\n".join(
+            [
+                "```mermaid",
+                "xychart-beta",
+                f'    title "{_plain(label)}: speed of {_plain(name)} relative to {_plain(reference)}"',
+                f'    x-axis "batch size" [{", ".join(str(member.case.input_shape[0]) for member in members)}]',
+                f'    y-axis "relative speed" {max(low - room, 0):.2f} --> {high + room:.2f}',
+                f"    line [{', '.join(f'{ratio:.3f}' for ratio in ratios)}]",
+                f"    line [{', '.join('1' for _ in ratios)}]",
+                "```",
+            ]
+        )
+    )
 
 
-def _memory_of(comparison: Comparison) -> Iterator[str]:
-    for kind in MEMORY_KINDS:
-        subject, reference = largest_peak(comparison.subject, kind), largest_peak(comparison.reference, kind)
-        if subject is not None:
-            ratio = comparison.memory_ratios.get(kind)
-            yield _row(
-                [
-                    markdown(comparison.label),
-                    markdown(comparison.subject.name),
-                    kind,
-                    mebibytes(subject),
-                    "" if reference is None else mebibytes(reference),
-                    "" if ratio is None else f"{ratio:.2f}",
-                ]
-            )
-
-
-def largest_peak(side: Side | None, kind: str) -> int | None:
-    """The peak in bytes of the side's largest rank, None where this kind is unknown."""
-    return max((rank.peaks[kind] for rank in side.memory if kind in rank.peaks), default=None) if side else None
-
-
-def _findings(facts: Facts) -> list[str]:
-    return [f"- {markdown(finding.kind)}: {markdown(finding.message, 400)}" for finding in facts.document.findings]
-
-
-def _folded(title: str, body: Iterable[str]) -> list[str]:
-    return ["<details>", f"<summary>{title}</summary>", "", *body, "", "</details>", ""]
-
-
-def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _plain(text: str) -> str:
+    """A name for a chart's title: what could end it, or mean something to the chart, becomes a dash."""
+    return re.sub(r"[^\w ,.+()\[\]-]+", "-", one_line(text, 60))

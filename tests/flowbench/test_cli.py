@@ -45,7 +45,7 @@ def test_a_run_prints_and_writes_its_reports(flowbench: Callable, tmp_path: Path
     )  # fmt: skip
     assert status == 0, err
     written = sorted(path.suffix for path in (tmp_path / "reports/out").iterdir())
-    assert written == [".json", ".md", ".txt"]
+    assert written == [".html", ".json", ".md", ".txt"]
     assert "Toy" in out
     assert out.splitlines()[-1].startswith("written: reports/out/")
     lines = err.splitlines()
@@ -57,9 +57,19 @@ def test_a_run_prints_and_writes_its_reports(flowbench: Callable, tmp_path: Path
     (document,) = (tmp_path / "reports/out").glob("*.json")
     (text,) = (tmp_path / "reports/out").glob("*.txt")
     for form in cli.FORMATS:
+        status, out, err = flowbench("report", str(document), "--format", form, "-o", "report")
+        assert (status, out, err) == (0, "", "")
+        assert (tmp_path / "report").stat().st_size > 100
         status, out, err = flowbench("report", str(document), "--format", form)
-        assert (status, err) == (0, "")
-        assert out.strip()
+        if form == "parquet":
+            assert (status, out, err) == (
+                2,
+                "",
+                "flowbench: parquet is no text for a terminal: name a file for it with -o FILE\n",
+            )
+        else:
+            assert (status, err) == (0, "")
+            assert out.encode() == (tmp_path / "report").read_bytes()
     status, out, err = flowbench("report", str(document), "--format", "speed-stats")
     assert out == text.read_text()
     status, out, err = flowbench("parse", str(text))
@@ -198,7 +208,7 @@ def test_a_finished_run_whose_report_cannot_be_printed_stays(start: Callable, tm
         assert process.wait() == 2
     assert err.splitlines()[-1].startswith("flowbench: cannot write to standard output: No space left on device")
     assert "Traceback" not in err
-    assert sorted(path.suffix for path in (tmp_path / "reports/out").iterdir()) == [".json", ".md", ".txt"]
+    assert sorted(path.suffix for path in (tmp_path / "reports/out").iterdir()) == [".html", ".json", ".md", ".txt"]
 
 
 def test_a_deleted_working_directory_is_one_line(repository: Path, tmp_path: Path) -> None:

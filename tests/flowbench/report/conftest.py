@@ -1,4 +1,4 @@
-"""Run documents of the situations a report has to cope with, built by hand."""
+"""Run documents and comparisons of the situations a report has to cope with, built by hand."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 
 from flowbench.cell import Case, Cell
-from flowbench.record import run
+from flowbench.judge import verdict as judge
+from flowbench.judge.verdict import Verdict
+from flowbench.record import profile, run
 
 MIB = 1024 * 1024
 FLOW = run.Engine("flow-eager", "Flow", "framework", "0.1.0")
@@ -74,8 +76,11 @@ def document(cases: list[Case], engines: list[run.Engine], **changes: object) ->
     return run.RunDocument(**fields | changes)
 
 
+HOSTILE = "`x` | <!-- flowbench --> @someone\n](http://evil.example) <br>Relative speed: 9.99 \x1b[31m\\n"
+
+
 def hostile() -> run.RunDocument:
-    name = "`x` | <!-- flowbench --> @someone\n](http://evil.example) <br>Relative speed: 9.99 \x1b[31m\\n"
+    name = HOSTILE
     engines = [run.Engine("toy", name, name, name), run.Engine("torch-eager", f"{name}!", "torch", "2.14.0")]
     return document(
         [batch(4, model=name), batch(4, model=name + "?")],
@@ -123,8 +128,169 @@ def documents() -> dict[str, run.RunDocument]:
             [batch(4)], both, findings=(run.Finding("load", "another process used 1.4 cores", None, None),), git=None
         ),
         "hostile_names": hostile(),
-        "many_cells": document([batch(size) for size in range(1, 41)], both),
         "no_cells": document([], both),
+    }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Situation:
+    """What a report is made from."""
+
+    document: run.RunDocument
+    comparison: judge.ComparisonSet | None = None
+
+
+BASE = dataclasses.replace(FLOW, name="flow-eager@base", display_name="Flow base")
+HEAD = dataclasses.replace(FLOW, name="flow-eager@head", display_name="Flow head")
+SIDES = judge.SideName("main", "1a2b3c4d5e6f", False), judge.SideName("working tree", "0123456789ab", True)
+WHY = {
+    Verdict.SLOWER: "the interval lies beyond 1 %, and 10 new pairs agree",
+    Verdict.FASTER: "the interval lies beyond 1 %, and 10 new pairs agree",
+    Verdict.SAME: "the interval lies within 1 %",
+    Verdict.UNCLEAR: "the interval is wider than 1 % after 20 pairs",
+    Verdict.LARGER: "larger in every pair, by more than a block of 2 MiB",
+    Verdict.SMALLER: "smaller in every pair, by more than a block of 2 MiB",
+    Verdict.FAILED: "head: rank 0 died of SIGKILL (out of memory?)",
+    Verdict.VOID: "head's losses differ from PyTorch's by 0.31 at step 2, allowed are 0.0001",
+    Verdict.LOST: "in main, not in the working tree",
+    Verdict.NEW: "not in main",
+}
+RATIO = {Verdict.SLOWER: 1.052, Verdict.FASTER: 0.931, Verdict.SAME: 1.001, Verdict.UNCLEAR: 1.02,
+         Verdict.LARGER: 1.125, Verdict.SMALLER: 0.75}  # fmt: skip
+
+
+def judged(case: Case, quantity: judge.Quantity, verdict: Verdict, **changes: object) -> judge.Comparison:
+    """One comparison; what a verdict of its kind has not is left out."""
+    size = case.input_shape[0]
+    base = 125.0 * size if quantity.unit == "ms" else float((800 + 50 * size) * MIB)
+    ratio = RATIO.get(verdict)
+    figures = {}
+    if ratio is not None:
+        ends = (ratio * 0.992, ratio * 1.008) if quantity.unit == "ms" else (None, None)
+        figures = {"base": base, "head": base * ratio, "change": judge.Change(ratio, *ends), "pairs": 10}
+        if quantity.unit == "ms":
+            figures |= {"base_relative_speed": 1.4, "head_relative_speed": 1.4 / ratio}
+    words = {"engine": "flow-eager", "label": case.label, "reason": WHY[verdict]}
+    return judge.Comparison(case=case, quantity=quantity, verdict=verdict, **words | figures | changes)
+
+
+TIME, PEAK = judge.Quantity("step time"), judge.Quantity("peak allocated", rank=0)
+
+
+def compared(
+    cases: list[Case], verdicts: dict[int, tuple[Verdict, Verdict | None]], **changes: object
+) -> judge.ComparisonSet:
+    """A comparison in which each batch size of `verdicts` has its verdict of time and of memory, and all else is the same."""
+    comparisons = []
+    for case in cases:
+        time, memory = verdicts.get(case.input_shape[0], (Verdict.SAME, Verdict.SAME))
+        comparisons.append(judged(case, TIME, time))
+        if memory is not None:
+            comparisons.append(judged(case, PEAK, memory))
+    good = [one.change.ratio for one in comparisons if one.change and one.quantity is TIME]
+    fields = {
+        "base": SIDES[0],
+        "head": SIDES[1],
+        "comparisons": tuple(comparisons),
+        "overall": judge.Overall(sum(good) / len(good) if good else None, len(good), len(cases)),
+        "canary": judge.Canary("clear", "main against itself: 1.000 (0.996 - 1.004)"),
+        "stopping": "after 10 pairs every interval was narrower than 2 %",
+    }
+    return judge.ComparisonSet(**fields | changes)
+
+
+def sitting(sizes: list[int], verdicts: dict[int, tuple[Verdict, Verdict | None]], **changes: object) -> Situation:
+    """Base, head and PyTorch measured in one sitting."""
+    cases = [batch(size) for size in sizes]
+    measured = {key: changes.pop(key) for key in ("spoiled", "machine", "findings") if key in changes}
+    return Situation(document(cases, [BASE, HEAD, TORCH], **measured), compared(cases, verdicts, **changes))
+
+
+def stray_context() -> Situation:
+    """Two ranks on two GPUs; the second holds a context on the first one's GPU."""
+    case = batch(16, world_size=2, ddp=True, device="cuda")
+    grown = judge.Quantity("peak on the GPU", rank=1, gpu=0)
+    alike = judge.Quantity("peak on the GPU", rank=1, gpu=1)
+    comparisons = (
+        judged(case, TIME, Verdict.SAME),
+        judged(case, grown, Verdict.LARGER, base=0.0, head=float(508 * MIB), change=None,
+               reason="rank 1 holds 508 MiB on GPU 0, where it has nothing to do: a context of its own"),
+        judged(case, alike, Verdict.SAME),
+    )  # fmt: skip
+    return Situation(
+        document([case], [BASE, HEAD, TORCH], machine=GPU_BOX), compared([case], {}, comparisons=comparisons)
+    )
+
+
+def profiled() -> run.RunDocument:
+    """A step of Flow, observed op by op."""
+    plain = document([batch(4)], [FLOW, TORCH])
+    tensors = tuple(
+        profile.ProfiledTensor(
+            "conv2d", f"float32[4, {64 * 2**layer}, 56, 56]", f"layer{layer + 1}.0.conv1", 3, (90 - 20 * layer) * MIB
+        )
+        for layer in range(3)
+    )
+    heights = [200, 340, 480, 610, 800, 640, 420, 210]
+    seen = profile.Profile(
+        cell=plain.cells[0].key, step_ms=520.0, ops_ms=500.0,
+        ops=(profile.ProfiledOp("conv2d_backward", "float32[4, 64, 56, 56]", "layer1.0.conv1", 2, 80.0),),
+        peak_bytes=800 * MIB, peak_at_ms=260.0, tensors=tensors,
+        timeline=tuple(profile.MemoryPoint(65.0 * index, height * MIB) for index, height in enumerate(heights)),
+        missing=("modules of the backward ops: this engine does not keep them",),
+    )  # fmt: skip
+    return dataclasses.replace(plain, profiles=(seen,))
+
+
+def hostile_comparison(name: str) -> judge.ComparisonSet:
+    case = batch(4, model=name)
+    bad = {"label": name, "engine": name, "reason": name, "tags": (name,)}
+    sides = judge.SideName(name, name, True)
+    comparisons = (judged(case, TIME, Verdict.SLOWER, **bad), judged(case, PEAK, Verdict.FAILED, **bad))
+    limit = judge.LimitResult(name, name, name, 1.0, 2.0, False, 1, name)
+    return compared([case], {}, comparisons=comparisons, base=sides, head=sides, stopping=name, limits=(limit,),
+                    canary=judge.Canary("not measured", name), not_measured=(run.NotMeasured(name, name),))  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def situations(documents: dict[str, run.RunDocument], many: run.RunDocument) -> dict[str, Situation]:
+    """What each report has to cope with: single runs, and base against head."""
+    same, slower, faster, unclear = Verdict.SAME, Verdict.SLOWER, Verdict.FASTER, Verdict.UNCLEAR
+    sizes = [16, 8, 4, 2, 1]
+    died = "rank 0 died of SIGKILL (out of memory?)\nlast words: none"
+    wrong = "losses differ from PyTorch's by 0.31 at step 2, allowed are 0.0001"
+    stuck = "rank 1 hangs: no progress for 600 s in step 3"
+    flagged = judge.Canary("flagged", "main against itself: 1.034 (1.021 - 1.047), beyond 1 %")
+    told = {name: Situation(made) for name, made in documents.items()}
+    return told | {
+        "all_same": sitting(sizes, {}),
+        "slower": sitting(sizes, {16: (slower, same), 8: (slower, same), 1: (unclear, same)}),
+        "faster": sitting(sizes, {16: (faster, Verdict.SMALLER), 8: (faster, same)}),
+        "memory_grew": sitting(sizes, {4: (same, Verdict.LARGER)}),
+        "void": sitting([4, 1], {4: (Verdict.VOID, None)}, spoiled={("flow-eager@head", 4): ("void", wrong)}),
+        "failed": sitting([4, 1], {4: (Verdict.FAILED, None)}, spoiled={("flow-eager@head", 4): ("failed", died)}),
+        "hung": sitting([4, 1], {4: (Verdict.FAILED, None)}, spoiled={("flow-eager@head", 4): ("failed", stuck)}),
+        "no_baseline": sitting([4, 1], {4: (Verdict.NEW, Verdict.NEW), 1: (Verdict.NEW, Verdict.NEW)}),
+        "other_machine": sitting(
+            [4, 1], {4: (unclear, unclear), 1: (unclear, unclear)}, interleaved=False,
+            differences=("cpu_model: Intel Xeon / AMD EPYC 9B14", "usable_cores: 8 / 2"),
+            canary=judge.Canary("not measured", "two sittings have none"),
+        ),
+        "nothing_measured": Situation(documents["nothing_measured"]),
+        "canary_flagged": sitting([4, 1], {4: (unclear, same), 1: (unclear, same)}, canary=flagged),
+        "one_cell": sitting([4], {4: (slower, Verdict.LARGER)}),
+        "five_hundred_cells": Situation(many, compared(list(many.cases), {3: (slower, same), 5: (same, Verdict.LARGER)})),
+        "hostile_names": Situation(documents["hostile_names"], hostile_comparison(HOSTILE)),
+        "no_gpu": Situation(documents["two_cells"]),
+        "stray_context": stray_context(),
+        "profiled": Situation(profiled()),
+        "many_models": Situation(
+            document(
+                [batch(size, model=model, world_size=world, ddp=world > 1) for model in ("resnet18", "resnet50") for world in (1, 2)
+                 for size in (1, 2)], [FLOW, TORCH],
+            )
+        ),
+        "lost": sitting([4, 2, 1], {2: (Verdict.LOST, Verdict.LOST), 1: (Verdict.NEW, Verdict.NEW)}),
     }  # fmt: skip
 
 

@@ -1,0 +1,108 @@
+"""What became of each cell from base to head, one row a cell: its time, and the memory comparison that says most."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flowbench.cell import Case
+from flowbench.judge.verdict import Comparison, ComparisonSet, Verdict
+
+# From what a reader has to know first to what needs no attention.
+ORDER = (
+    Verdict.SLOWER, Verdict.LARGER, Verdict.FAILED, Verdict.VOID, Verdict.LOST, Verdict.FASTER, Verdict.SMALLER, Verdict.NEW,
+    Verdict.UNCLEAR, Verdict.SAME,
+)  # fmt: skip
+_RANK = {verdict: rank for rank, verdict in enumerate(ORDER)}
+UNCHANGED = (Verdict.SAME, Verdict.UNCLEAR)
+# A sign beside the colour, for who sees no colours.
+SIGNS: Mapping[Verdict, str] = {
+    Verdict.SLOWER: "▼", Verdict.LARGER: "▲", Verdict.FAILED: "✕", Verdict.VOID: "✕", Verdict.LOST: "✕", Verdict.FASTER: "▲",
+    Verdict.SMALLER: "▼", Verdict.NEW: "+", Verdict.UNCLEAR: "?", Verdict.SAME: "=",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine at one case. `memory` are all its memory comparisons, the most telling first; `time` may be missing."""
+
+    case: Case
+    engine: str
+    label: str
+    time: Comparison | None
+    memory: tuple[Comparison, ...]
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """The time's verdict, then the most telling one of memory."""
+        return tuple(one.verdict for one in (self.time, *self.memory[:1]) if one is not None)
+
+    @property
+    def worst(self) -> Verdict:
+        """The verdict that a reader has to know first."""
+        return min(self.verdicts, key=_RANK.__getitem__)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it belongs to what changed."""
+        return self.worst not in UNCHANGED
+
+    @property
+    def broken(self) -> bool:
+        """Whether a side gave no figures: the reason has to be told."""
+        return self.worst in (Verdict.FAILED, Verdict.VOID, Verdict.LOST)
+
+    @property
+    def needs_reason(self) -> bool:
+        """Whether its figures do not say what its verdict is about."""
+        return self.broken or (self.worst is Verdict.LARGER and self.memory[0].change is None)
+
+    @property
+    def why(self) -> str:
+        """The reasons of its most telling verdict."""
+        told = [one for one in (self.time, *self.memory) if one and one.verdict is self.worst]
+        return "; ".join(dict.fromkeys(one.reason for one in told))
+
+    @property
+    def unclear(self) -> str:
+        """What of it could not be judged, and why; empty where all could."""
+        told = [one for one in (self.time, *self.memory) if one and one.verdict is Verdict.UNCLEAR]
+        return "; ".join(f"{one.quantity.label}: {one.reason}" for one in told)
+
+    @property
+    def words(self) -> str:
+        """Its verdicts in words: `slower, memory larger`."""
+        told = [str(self.time.verdict)] if self.time else []
+        if self.memory and (self.memory[0].verdict not in UNCHANGED[:1] or not told):
+            memory = self.memory[0].verdict
+            told += [f"memory {memory}"] if not told or str(memory) != told[0] else []
+        return ", ".join(told)
+
+
+def rows_of(changes: ComparisonSet) -> tuple[Row, ...]:
+    """A row per engine and case, what changed first, else in the order of the comparisons."""
+    groups: dict[tuple[Case, str], list[Comparison]] = {}
+    for comparison in changes.comparisons:
+        groups.setdefault((comparison.case, comparison.engine), []).append(comparison)
+    rows = []
+    for (case, engine), members in groups.items():
+        time = next((one for one in members if one.quantity.unit == "ms"), None)
+        memory = sorted((one for one in members if one.quantity.unit == "bytes"), key=_telling)
+        rows.append(Row(case, engine, members[0].label, time, tuple(memory)))
+    return tuple(sorted(rows, key=lambda row: _RANK[row.worst]))
+
+
+def anchor(engine: str, case: Case) -> str:
+    """The name that a cell's link ends in: the same in every report, whatever else is in it."""
+    side = engine.removesuffix("@head")
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{side} {case.model} {'x'.join(map(str, case.input_shape))}".lower()).strip(
+        "-"
+    )
+    return f"cell-{readable[:60]}-{hashlib.sha256(f'{side}/{case.key}'.encode()).hexdigest()[:10]}"
+
+
+def _telling(comparison: Comparison) -> tuple[int, float]:
+    change = abs(comparison.change.ratio - 1) if comparison.change else 0.0
+    return _RANK[comparison.verdict], -change

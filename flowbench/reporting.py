@@ -1,0 +1,68 @@
+"""What `flowbench report` does: reads run documents and a user's templates, writes a report where it was asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+
+from flowbench.errors import FlowbenchError
+from flowbench.record import store
+from flowbench.record.document import read_document
+from flowbench.report import BINARY, render, render_bytes
+from flowbench.report.style import SPECIAL, Style
+from flowbench.report.templating import TEMPLATES
+
+
+def report(document: Path, form: str, templates: Path | None, output: Path | None) -> str | None:
+    """The text to print, None where it was written to `output`; FlowbenchError for what cannot be read or written."""
+    read = read_document(document)
+    comparison = None
+    overrides = read_templates(templates) if templates else {}
+    if output is not None:
+        _write(output, render_bytes(read, form, comparison=comparison, style=Style(templates=overrides)))
+        return None
+    if form in BINARY:
+        raise FlowbenchError(f"{form} is no text for a terminal: name a file for it with -o FILE")
+    return render(read, form, comparison=comparison, style=dataclasses.replace(terminal_style(), templates=overrides))
+
+
+def terminal_style() -> Style:
+    """What standard output can show: colours on a terminal where NO_COLOR is not set, more than ASCII where it encodes it."""
+    stream = sys.stdout
+    if stream is None:
+        return Style()
+    colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    try:
+        SPECIAL.encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return Style(colour=colour, ascii_only=True)
+    return Style(colour=colour)
+
+
+def read_templates(folder: Path) -> dict[str, str]:
+    """The templates in `folder` by their names; FlowbenchError where it has none that a report is made from."""
+    try:
+        found = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir()) if path.is_file()}
+    except OSError as error:
+        raise FlowbenchError(f"{folder}: {error.strerror or error}, expected a folder of templates") from None
+    except UnicodeDecodeError as error:
+        raise FlowbenchError(f"{folder}: a template is not UTF-8 text (byte {error.start})") from None
+    if not set(found) & set(TEMPLATES):
+        raise FlowbenchError(
+            f"{folder} has none of the templates {', '.join(TEMPLATES)}: name yours like the one it replaces"
+        )
+    return found
+
+
+def _write(output: Path, content: bytes) -> None:
+    if output.exists() and not output.is_file():  # a device or a pipe, which must not be replaced by a file
+        try:
+            output.write_bytes(content)
+        except OSError as error:
+            raise FlowbenchError(
+                f"cannot write {output}: {error.strerror or error}; choose another file with --out"
+            ) from None
+    else:
+        store.write_whole(output, content)
