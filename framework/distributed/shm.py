@@ -1,7 +1,8 @@
 """The shm backend: collectives among the ranks of one machine, through shared memory.
 
-Every rank has two slots that the others read, used in turn. A collective is a sequence of steps, and a step is always the same:
-wait until the others have done with the slot to be used, write it, raise one's counter, wait for theirs, read their slots.
+Every rank has slots that the others read, used in turn. A collective is a sequence of steps, the same for all ranks, and a step
+is always this: wait until the others have done with the slot to be used, write it, raise one's counter, wait for theirs, read
+their slots. Only raising and waiting are ever needed to keep ranks from each other's way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from framework.vm.array import Array
 SLOT_BYTES = 512 * 1024
 # Up to here every rank reduces the whole by itself: one step in place of two.
 SMALL_BYTES = 16 * 1024
+# What is shown at a step has been read by whoever has raised its counter this many times since, in every collective. A slot is
+# written anew after `_SLOTS` steps; what lies between lets a rank be ahead of the others.
+_READ_WITHIN = 3
+_SLOTS = 6
 _PIPE_BYTES = 128 * 1024
 _TEXT_BYTES = 256
 _LOOK_S = 0.1
@@ -62,21 +67,18 @@ class ShmGroup:
         reduce = reduction(op, array.dtype)
         if values.nbytes <= SMALL_BYTES:
             self._all_reduce_small(values, reduce)
-            return
-        for chunk in _chunks(values, SLOT_BYTES):
-            self._all_reduce_chunk(chunk, reduce)
+        else:
+            self._all_reduce_chunks(list(_chunks(values, SLOT_BYTES)), reduce)
 
     def broadcast(self, array: Array, src: int) -> None:
         self._enter(f"broadcast({_words(array)}, from {self._number(src)})")
         for chunk in _chunks(array.host_view().reshape(-1), SLOT_BYTES):
             if self.rank == src:
-                self._write(chunk)
-                self._raise()
-                self._meet([] if self._matched else self._others)
+                self._meet([], self._show(chunk))
             else:
-                self._raise()
-                self._meet([src] if self._matched else self._others)
-                np.copyto(chunk, self._read(src, chunk))
+                step = self._raise()
+                self._meet([src], step)
+                np.copyto(chunk, self._slot(src, step, chunk))
 
     def all_gather(self, out: Array, array: Array) -> None:
         self._enter(f"all_gather({_words(array)})")
@@ -84,11 +86,10 @@ class ShmGroup:
         gathered = out.host_view().reshape(self.size, -1)
         np.copyto(gathered[self.rank], values)
         for start, chunk in _places(values, SLOT_BYTES):
-            self._write(chunk)
-            self._raise()
-            self._meet(self._others)
+            step = self._show(chunk)
+            self._meet(self._others, step)
             for other in self._others:
-                np.copyto(gathered[other, start : start + chunk.size], self._read(other, chunk))
+                np.copyto(gathered[other, start : start + chunk.size], self._slot(other, step, chunk))
 
     def reduce_scatter(self, out: Array, array: Array, op: str) -> None:
         self._enter(f"reduce_scatter({_words(array)}, {op})")
@@ -97,24 +98,19 @@ class ShmGroup:
         reduce = reduction(op, array.dtype)
         for start, chunk in _places(result, SLOT_BYTES // self.size):
             mine = pieces[:, start : start + chunk.size]
-            slot = self._slot(self.rank, chunk.dtype, mine.size).reshape(mine.shape)
-            np.copyto(slot, mine)
-            self._raise()
-            self._meet(self._others)
-            reduce(
-                [
-                    mine[rank]
-                    if rank == self.rank
-                    else self._slot(rank, chunk.dtype, mine.size).reshape(mine.shape)[self.rank]
-                    for rank in range(self.size)
-                ],
-                chunk,
-            )
+            slot = self._free_slot(mine)
+            np.copyto(slot.reshape(mine.shape), mine)
+            step = self._raise()
+            self._meet(self._others, step)
+            shown = [
+                mine if rank == self.rank else self._slot(rank, step, slot).reshape(mine.shape)
+                for rank in range(self.size)
+            ]
+            reduce([terms[self.rank] for terms in shown], chunk)
 
     def barrier(self, array: Array) -> None:
         self._enter("barrier()")
-        self._raise()
-        self._meet(self._others)
+        self._meet(self._others, self._raise())
 
     # ---- from one rank to another
 
@@ -162,32 +158,51 @@ class ShmGroup:
     # ---- the steps that collectives are made of
 
     def _all_reduce_small(self, values: np.ndarray, reduce: Callable[..., None]) -> None:
-        self._write(values)
-        self._raise()
-        self._meet(self._others)
-        reduce([values if rank == self.rank else self._read(rank, values) for rank in range(self.size)], values)
+        step = self._show(values)
+        self._meet(self._others, step)
+        reduce([values if rank == self.rank else self._slot(rank, step, values) for rank in range(self.size)], values)
 
-    def _all_reduce_chunk(self, chunk: np.ndarray, reduce: Callable[..., None]) -> None:
-        bounds = [chunk.size * part // self.size for part in range(self.size + 1)]
-        parts = [slice(*bounds[part : part + 2]) for part in range(self.size)]
-        mine = parts[self.rank]
-        # What the others reduce goes out, what this rank reduces comes in.
-        slot = self._slot(self.rank, chunk.dtype, chunk.size)
+    def _all_reduce_chunks(self, chunks: list[np.ndarray], reduce: Callable[..., None]) -> None:
+        """Each chunk goes through three stages, one behind the other, so that a rank seldom waits for what it reads next."""
+        scattered = [self._scatter(chunks[0])]
+        reduced: list[int] = []
+        for number, chunk in enumerate(chunks):
+            if number + 1 < len(chunks):
+                scattered.append(self._scatter(chunks[number + 1]))
+            reduced.append(self._reduce_part(chunk, scattered[number], reduce))
+            if number:
+                self._collect(chunks[number - 1], reduced[number - 1])
+        self._collect(chunks[-1], reduced[-1])
+
+    def _scatter(self, chunk: np.ndarray) -> int:
+        """Shows the others the parts of a chunk that they reduce; returns the step."""
+        slot = self._free_slot(chunk)
         for other in self._others:
-            np.copyto(slot[parts[other]], chunk[parts[other]])
-        self._raise()
-        self._meet(self._others)
-        terms = [
-            chunk[mine] if rank == self.rank else self._slot(rank, chunk.dtype, chunk.size)[mine]
-            for rank in range(self.size)
-        ]
-        result = self._slot(self.rank, chunk.dtype, mine.stop - mine.start)
+            part = self._part(chunk, other)
+            np.copyto(slot[part], chunk[part])
+        return self._raise()
+
+    def _reduce_part(self, chunk: np.ndarray, step: int, reduce: Callable[..., None]) -> int:
+        """Reduces this rank's part of a chunk that was scattered at `step`, and shows the result; returns the new step."""
+        self._meet(self._others, step)
+        mine = self._part(chunk, self.rank)
+        terms = [(chunk if rank == self.rank else self._slot(rank, step, chunk))[mine] for rank in range(self.size)]
+        result = self._free_slot(chunk[mine])
         reduce(terms, result)
-        self._raise()
+        shown = self._raise()
         np.copyto(chunk[mine], result)
+        return shown
+
+    def _collect(self, chunk: np.ndarray, step: int) -> None:
+        """Takes the parts that the others reduced at `step`."""
         for other in self._others:
-            self._meet([other])
-            np.copyto(chunk[parts[other]], self._read(other, chunk[parts[other]]))
+            self._meet([other], step)
+            part = chunk[self._part(chunk, other)]
+            np.copyto(part, self._slot(other, step, part))
+
+    def _part(self, chunk: np.ndarray, rank: int) -> slice:
+        """What rank `rank` reduces of a chunk."""
+        return slice(chunk.size * rank // self.size, chunk.size * (rank + 1) // self.size)
 
     def _enter(self, what: str) -> None:
         """Begins a collective: says which it is, so that the others can compare."""
@@ -198,35 +213,35 @@ class ShmGroup:
         _write_text(self._segment.bytes[self._layout.text(self.rank, self._sequence) :], f"{self._sequence} {what}")
         self._counters.set(self._layout.entered(self.rank), self._sequence)
 
-    def _raise(self) -> None:
-        """This rank's slot of the present step is ready to be read."""
+    def _raise(self) -> int:
+        """This rank's slot of the next step is ready to be read, which begins that step; returns its number."""
         self._step += 1
         self._counters.set(self._layout.step(self.rank), self._step)
+        return self._step
 
-    def _meet(self, ranks: list[int]) -> None:
-        """Waits until the slots of `ranks` are ready; the first time in a collective, compares what they came to."""
-        for other in ranks:
-            self._until(self._layout.step(other), self._step, other, self._missing)
-        if not self._matched and len(ranks) == len(self._others):
+    def _meet(self, ranks: list[int], step: int) -> None:
+        """Waits until the slots of `ranks` for `step` are ready; the first time in a collective, compares what all came to."""
+        for other in ranks if self._matched else self._others:
+            self._until(self._layout.step(other), step, other, self._missing)
+        if not self._matched:
             self._compare()
 
-    def _write(self, values: np.ndarray) -> None:
-        np.copyto(self._slot(self.rank, values.dtype, values.size), values)
+    def _free_slot(self, like: np.ndarray) -> np.ndarray:
+        """This rank's slot for the step to come, once nobody reads what was there."""
+        step = self._step + 1
+        for other in self._others:
+            self._until(self._layout.step(other), step - _READ_WITHIN, other, self._missing)
+        return self._slot(self.rank, step, like)
 
-    def _slot(self, rank: int, dtype: Any, size: int) -> np.ndarray:
-        """The slot of a rank: one's own for the step to come, another's for the present one."""
-        step = self._step
-        if rank == self.rank:
-            step += 1
-            # It was read two steps ago by whoever has begun the step since.
-            for other in self._others:
-                self._until(self._layout.step(other), step - 1, other, self._missing)
+    def _slot(self, rank: int, step: int, like: np.ndarray) -> np.ndarray:
+        """What a rank shows, or will show, at `step`: an array like another."""
         start = self._layout.slot(rank, step)
-        return self._segment.bytes[start : start + size * np.dtype(dtype).itemsize].view(dtype)
-
-    def _read(self, rank: int, like: np.ndarray) -> np.ndarray:
-        start = self._layout.slot(rank, self._step)
         return self._segment.bytes[start : start + like.nbytes].view(like.dtype)
+
+    def _show(self, values: np.ndarray) -> int:
+        """Shows values to the others; returns the step."""
+        np.copyto(self._free_slot(values), values)
+        return self._raise()
 
     def _compare(self) -> None:
         self._matched = True
@@ -305,7 +320,7 @@ class _Layout:
         self.counters = 3 * size + 2 * size * size
         self._texts = _aligned(self.counters * Counters.STEP_BYTES)
         self._slots = _aligned(self._texts + 2 * size * _TEXT_BYTES)
-        self._pipes = self._slots + 2 * size * SLOT_BYTES
+        self._pipes = self._slots + _SLOTS * size * SLOT_BYTES
         self.nbytes = self._pipes + 2 * size * size * _PIPE_BYTES
 
     def entered(self, rank: int) -> int:
@@ -325,7 +340,7 @@ class _Layout:
         return self._texts + (2 * rank + sequence % 2) * _TEXT_BYTES
 
     def slot(self, rank: int, step: int) -> int:
-        return self._slots + (2 * rank + step % 2) * SLOT_BYTES
+        return self._slots + (_SLOTS * rank + step % _SLOTS) * SLOT_BYTES
 
     def pipe(self, src: int, dst: int) -> _Pipe:
         number = src * self._size + dst
