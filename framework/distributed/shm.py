@@ -11,7 +11,6 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
