@@ -5,19 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from framework.device import Device
+from framework.device import Device, cpu
 from framework.distributed.errors import DistributedError
 from framework.distributed.group import ProcessGroup
+from framework.vm.host_stream import HostStream
+from framework.vm.machine import machine
+from framework.vm.runtime import runtime
+from framework.vm.stream import Stream
 
 if TYPE_CHECKING:
     from framework.distributed.world import Group
 
+STREAM = "communication"
 NAMES = ("shm", "nccl", "mpi")
 
 
 @dataclass(frozen=True)
 class Machines:
-    """What the job runs on: how many machines, and whether each has a GPU for every one of its ranks."""
+    """What the job runs on: how many machines, and whether each rank has a GPU of its own."""
 
     count: int
     gpus_suffice: bool
@@ -58,11 +63,29 @@ def choose(wanted: str | None, device_type: str, machines: Machines) -> str:
 
 
 def make(backend: str, group: Group, device: Device) -> ProcessGroup:
-    """The process group; all ranks of `group` have to come."""
-    world = group.world
-    name = f"{group.name}/{backend}"
-    if backend == "shm":
-        from framework.distributed.shm import ShmGroup
+    """The process group for arrays of `device`; all ranks of `group` have to come."""
+    name = f"{group.name}/{backend}/{device.type}"
+    if backend == "nccl":
+        from framework.distributed.nccl import NcclGroup
 
-        return ShmGroup(world.store, name, group.rank, group.ranks, world.timeout_s)
-    raise DistributedError(f"backend {backend!r} is not built yet")
+        return NcclGroup(group, name, device)
+    if backend == "mpi":
+        from framework.distributed.mpi import MpiGroup
+
+        return MpiGroup(group, name)
+    from framework.distributed.shm import ShmGroup
+
+    shared = ShmGroup(group, name)
+    if device is cpu:
+        return shared
+    from framework.distributed.staged import StagedGroup
+
+    return StagedGroup(shared, device)
+
+
+def open_stream(backend: str, device: Device) -> Stream:
+    """The stream that the collectives of a device go to: what a backend does on the host runs in a thread of its own."""
+    kernels = runtime(device)
+    if backend == "nccl":
+        return kernels.open_stream(STREAM)
+    return machine.add_stream(HostStream(device, STREAM))

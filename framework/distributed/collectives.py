@@ -20,6 +20,7 @@ from framework.dtype import uint8
 from framework.kernels.table import Kernel, kernel
 from framework.tensor import Tensor
 from framework.vm.array import Array, contiguous_stride
+from framework.vm.host_stream import HostStream
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.runtime import runtime
@@ -73,13 +74,11 @@ def reduce_scatter(
 def barrier(group: Group | None = None, async_op: bool = False, device: Device | str = cpu) -> Work | None:
     """Returns when every rank of the group has come to it, and has done what it issued to `device` before."""
     call = _Call(group or world().everyone, Device(device))
-    work = call.issue(_barrier, (call.token(),), True)
-    assert work is not None
-    if async_op:
-        return work
-    machine.synchronize(call.device)
-    work.wait()
-    return None
+    work = call.issue(_barrier, (call.token(),), async_op)
+    if not async_op:
+        machine.synchronize(call.device)
+        call.check()
+    return work
 
 
 def send(tensor: Tensor, dst: int, group: Group | None = None, async_op: bool = False) -> Work | None:
@@ -101,12 +100,6 @@ def recv(tensor: Tensor, src: int, group: Group | None = None, async_op: bool = 
     return call.issue(_recv, (array,), async_op, src=call.peer(src))
 
 
-def communication_stream(device: Device) -> Stream | None:
-    """The stream that collectives of a device are issued to; None for its first one."""
-    stream: Stream | None = getattr(runtime(device), "communication", None)
-    return stream
-
-
 class _Call:
     """One collective in the making: its operands laid out densely, then issued with what copies them there and back."""
 
@@ -115,7 +108,7 @@ class _Call:
         self.device = device
         self._runtime = runtime(device)
         self._backend = group.on(device)
-        self._stream = communication_stream(device)
+        self._stream = group.world.stream(device)
         self._before: list[tuple[Array, Array]] = []
         self._after: list[tuple[Array, Array]] = []
 
@@ -161,23 +154,32 @@ class _Call:
             raise ValueError(f"rank {rank} cannot send to itself, nor receive from itself")
         return number
 
+    def check(self) -> None:
+        """Raises CollectiveError where the group has failed since."""
+        self._backend.check()
+
     def issue(self, kernel_: Kernel, operands: tuple[Array, ...], async_op: bool, **attributes: Any) -> Work | None:
         """Issues it; returns its handle, or None when it is done (on a CUDA device: when it is under way)."""
-        on_device = self.device.type != "cpu"
-        instruction = Instruction(kernel_, operands, attributes)
-        work = Work(f"{instruction!r} of group {self.group.name}", on_device)
-        attributes |= {"group": self._backend, "work": work}
-        for target, source in self._before:
-            self._copy(target, source)
-        machine.issue(instruction, self._stream)
-        for target, source in self._after:
-            self._copy(target, source)
-        stream = self._stream or self._runtime.compute
-        work.issued(stream.mark(), self._backend.check)
+        instruction = Instruction(kernel_, operands, {"group": self._backend, **attributes})
+        if self.device is cpu and not async_op and self._stream.is_done(self._stream.mark()):
+            # Nothing is under way in the stream's thread, and the caller would only wait for it: the way there is saved.
+            self._issue(instruction, None)
+            return None
+        self._issue(instruction, self._stream)
+        what = f"{instruction!r} of group {self.group.name}"
+        work = Work(what, self._stream.mark(), self._backend.check)
         if async_op:
             return work
         work.wait()
         return None
+
+    def _issue(self, instruction: Instruction, stream: Stream | None) -> None:
+        self._backend.check()
+        for target, source in self._before:
+            self._copy(target, source, stream)
+        machine.issue(instruction, stream)
+        for target, source in self._after:
+            self._copy(target, source, stream)
 
     def _dense(self, array: Array, *, read: bool, written: bool) -> Array:
         if array.is_contiguous:
@@ -189,10 +191,11 @@ class _Call:
             self._after.append((array, dense))
         return dense
 
-    def _copy(self, target: Array, source: Array) -> None:
-        # The host's own kernel takes no bfloat16.
+    def _copy(self, target: Array, source: Array, stream: Stream | None) -> None:
+        # The host's own kernel takes no bfloat16; a device's kernels are no work for a stream of the host.
         copy = _copy_bits if self.device is cpu else self._runtime.table.kernels["copy"]
-        machine.issue(Instruction(copy, (target, source), {}), self._stream)
+        beside = stream if self.device is cpu or not isinstance(stream, HostStream) else None
+        machine.issue(Instruction(copy, (target, source), {}), beside)
 
 
 def _check(
@@ -212,38 +215,38 @@ def _check(
 
 
 @kernel(outputs=1)
-def _all_reduce(array: Array, *, group: ProcessGroup, work: Work, op: str) -> None:
-    work.perform(lambda: group.all_reduce(array, op))
+def _all_reduce(array: Array, *, group: ProcessGroup, op: str) -> None:
+    group.all_reduce(array, op)
 
 
 @kernel(outputs=1)
-def _broadcast(array: Array, *, group: ProcessGroup, work: Work, src: int) -> None:
-    work.perform(lambda: group.broadcast(array, src))
+def _broadcast(array: Array, *, group: ProcessGroup, src: int) -> None:
+    group.broadcast(array, src)
 
 
 @kernel(outputs=1)
-def _all_gather(out: Array, array: Array, *, group: ProcessGroup, work: Work) -> None:
-    work.perform(lambda: group.all_gather(out, array))
+def _all_gather(out: Array, array: Array, *, group: ProcessGroup) -> None:
+    group.all_gather(out, array)
 
 
 @kernel(outputs=1)
-def _reduce_scatter(out: Array, array: Array, *, group: ProcessGroup, work: Work, op: str) -> None:
-    work.perform(lambda: group.reduce_scatter(out, array, op))
+def _reduce_scatter(out: Array, array: Array, *, group: ProcessGroup, op: str) -> None:
+    group.reduce_scatter(out, array, op)
 
 
 @kernel(outputs=1)
-def _barrier(token: Array, *, group: ProcessGroup, work: Work) -> None:
-    work.perform(lambda: group.barrier(token))
+def _barrier(token: Array, *, group: ProcessGroup) -> None:
+    group.barrier(token)
 
 
 @kernel(outputs=1)
-def _send(token: Array, array: Array, *, group: ProcessGroup, work: Work, dst: int) -> None:
-    work.perform(lambda: group.send(array, dst))
+def _send(token: Array, array: Array, *, group: ProcessGroup, dst: int) -> None:
+    group.send(array, dst)
 
 
 @kernel(outputs=1)
-def _recv(array: Array, *, group: ProcessGroup, work: Work, src: int) -> None:
-    work.perform(lambda: group.recv(array, src))
+def _recv(array: Array, *, group: ProcessGroup, src: int) -> None:
+    group.recv(array, src)
 
 
 @kernel(outputs=1)

@@ -52,5 +52,5 @@ class ProcessGroup(Protocol):
         ...
 
     def close(self) -> None:
-        """Gives back what the group holds. Waits for no other rank."""
+        """Gives back what the group holds. Raises CollectiveError where one had failed and nobody was told."""
         ...

@@ -7,18 +7,21 @@ their slots. Only raising and waiting are ever needed to keep ranks from each ot
 
 from __future__ import annotations
 
-import os
-import select
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, DistributedError, rank_list
+from framework.distributed.peers import Peers
 from framework.distributed.reduction import reduction
 from framework.distributed.segment import Counters, Segment
-from framework.distributed.store import Store
+from framework.distributed.words import describe
 from framework.vm.array import Array
+
+if TYPE_CHECKING:
+    from framework.distributed.world import Group
 
 # Small enough to stay in a core's cache between being written by one rank and read by another.
 SLOT_BYTES = 512 * 1024
@@ -35,33 +38,31 @@ _ALIGNMENT = 4096
 
 
 class ShmGroup:
-    """Ranks `0 … size - 1` over a segment that rank 0 makes; all of them construct it at once.
+    """The ranks of a group, over a segment that its first rank makes; all of them construct it at once.
 
-    `name` tells groups of one job apart, `timeout_s` bounds each wait for another rank, `global_ranks` are the ranks' numbers
-    in the world, for messages.
+    `name` tells a job's process groups apart.
     """
 
     backend = "shm"
 
-    def __init__(self, store: Store, name: str, rank: int, global_ranks: tuple[int, ...], timeout_s: float) -> None:
-        self.rank, self.size, self.name = rank, len(global_ranks), name
-        self._timeout_s = timeout_s
-        self._global_ranks = global_ranks
+    def __init__(self, group: Group, name: str) -> None:
+        self.rank, self.size, self.name = group.rank, group.size, name
+        self._timeout_s = group.world.timeout_s
+        self._global_ranks = group.ranks
         self._failure: str | None = None
         self._sequence = 0
         self._step = 0
         self._what = ""
-        layout = _Layout(self.size)
-        self._segment = _share(store, name, rank, self.size, layout.nbytes, timeout_s)
-        self._layout = layout
-        self._counters = Counters(self._segment, 0, layout.counters)
-        self._peers = _watch(store, name, rank, self.size, timeout_s)
-        self._others = [other for other in range(self.size) if other != rank]
+        self._layout = _Layout(self.size)
+        self._segment = _share(group, name, self._layout.nbytes)
+        self._counters = Counters(self._segment, 0, self._layout.counters)
+        self._peers = Peers(group.neighbours())
+        self._others = [other for other in range(self.size) if other != self.rank]
 
     # ---- collectives
 
     def all_reduce(self, array: Array, op: str) -> None:
-        self._enter(f"all_reduce({_words(array)}, {op})")
+        self._enter(f"all_reduce({describe(array)}, {op})")
         values = array.host_view().reshape(-1)
         reduce = reduction(op, array.dtype)
         if values.nbytes <= SMALL_BYTES:
@@ -70,7 +71,7 @@ class ShmGroup:
             self._all_reduce_chunks(list(_chunks(values, SLOT_BYTES)), reduce)
 
     def broadcast(self, array: Array, src: int) -> None:
-        self._enter(f"broadcast({_words(array)}, from {self._number(src)})")
+        self._enter(f"broadcast({describe(array)}, from {self._number(src)})")
         for chunk in _chunks(array.host_view().reshape(-1), SLOT_BYTES):
             if self.rank == src:
                 self._meet([], self._show(chunk))
@@ -80,7 +81,7 @@ class ShmGroup:
                 np.copyto(chunk, self._slot(src, step, chunk))
 
     def all_gather(self, out: Array, array: Array) -> None:
-        self._enter(f"all_gather({_words(array)})")
+        self._enter(f"all_gather({describe(array)})")
         values = array.host_view().reshape(-1)
         gathered = out.host_view().reshape(self.size, -1)
         np.copyto(gathered[self.rank], values)
@@ -91,7 +92,7 @@ class ShmGroup:
                 np.copyto(gathered[other, start : start + chunk.size], self._slot(other, step, chunk))
 
     def reduce_scatter(self, out: Array, array: Array, op: str) -> None:
-        self._enter(f"reduce_scatter({_words(array)}, {op})")
+        self._enter(f"reduce_scatter({describe(array)}, {op})")
         pieces = array.host_view().reshape(self.size, -1)
         result = out.host_view().reshape(-1)
         reduce = reduction(op, array.dtype)
@@ -117,13 +118,13 @@ class ShmGroup:
         self._check_alive()
         values = array.host_view().reshape(-1)
         pipe = self._layout.pipe(self.rank, dst)
-        what = f"send({_words(array)}) to {self._number(dst)}"
+        what = f"send({describe(array)}) to {self._number(dst)}"
         written = self._counters[pipe.written]
         for chunk in _chunks(values, _PIPE_BYTES - _TEXT_BYTES):
             # Two pieces may be under way.
             self._until(pipe.read, written - 1, dst, lambda: f"{what}: it did not receive")
             room = self._segment.bytes[pipe.slot(written) :]
-            _write_text(room, _words(array))
+            _write_text(room, describe(array))
             np.copyto(room[_TEXT_BYTES : _TEXT_BYTES + chunk.nbytes].view(chunk.dtype), chunk)
             written += 1
             self._counters.set(pipe.written, written)
@@ -132,13 +133,13 @@ class ShmGroup:
         self._check_alive()
         values = array.host_view().reshape(-1)
         pipe = self._layout.pipe(src, self.rank)
-        what = f"recv({_words(array)}) from {self._number(src)}"
+        what = f"recv({describe(array)}) from {self._number(src)}"
         read = self._counters[pipe.read]
         for chunk in _chunks(values, _PIPE_BYTES - _TEXT_BYTES):
             self._until(pipe.written, read + 1, src, lambda: f"{what}: it did not send")
             room = self._segment.bytes[pipe.slot(read) :]
             sent = _read_text(room)
-            if sent != _words(array):
+            if sent != describe(array):
                 self._fail(f"{what}: it sends {sent}")
             np.copyto(chunk, room[_TEXT_BYTES : _TEXT_BYTES + chunk.nbytes].view(chunk.dtype))
             read += 1
@@ -149,9 +150,7 @@ class ShmGroup:
 
     def close(self) -> None:
         self._segment.hide()
-        for descriptor in self._peers.values():
-            os.close(descriptor)
-        self._peers = {}
+        self._peers.close()
         self._failure = self._failure or f"group {self.name} was destroyed"
 
     # ---- the steps that collectives are made of
@@ -264,7 +263,7 @@ class ShmGroup:
             return
         deadline = time.monotonic() + self._timeout_s
         while not counters.reaches(counter, value, _LOOK_S):
-            if self._is_gone(other) and counters[counter] < value:
+            if self._peers.is_gone(other) and counters[counter] < value:
                 self._fail(f"{missing()}: {self._number(other)} has ended")
             for rank in self._others:
                 if counters[self._layout.gave_up(rank)] and counters[counter] < value:
@@ -291,10 +290,6 @@ class ShmGroup:
     def _check_alive(self) -> None:
         if self._failure is not None:
             raise CollectiveError(f"group {self.name} cannot be used any more: {self._failure}")
-
-    def _is_gone(self, other: int) -> bool:
-        descriptor = self._peers.get(other)
-        return descriptor is not None and bool(select.select([descriptor], [], [], 0)[0])
 
     def _number(self, rank: int) -> str:
         return f"rank {self._global_ranks[rank]}"
@@ -350,45 +345,26 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _share(store: Store, name: str, rank: int, size: int, nbytes: int, timeout_s: float) -> Segment:
+def _share(group: Group, name: str, nbytes: int) -> Segment:
     """The segment, made by rank 0 and opened by the others; nobody else can open it afterwards."""
-    if rank == 0:
+    store, timeout_s = group.world.store, group.world.timeout_s
+    if group.rank == 0:
         segment = Segment.create(nbytes)
         store.set(f"{name}/segment", segment.place.encode())
-        _await(store, f"{name}/attached", size - 1, name, timeout_s)
+        attached = store.wait_for_count(f"{name}/attached", group.size - 1, timeout_s)
         segment.hide()
+        if not attached:
+            raise DistributedError(f"not all ranks of group {name} opened its memory within {timeout_s:g} s")
         return segment
     place = store.get(f"{name}/segment", timeout_s)
     if place is None:
-        raise DistributedError(f"rank 0 of group {name} did not share its memory within {timeout_s:g} s")
+        raise DistributedError(
+            f"rank {group.ranks[0]} did not share its memory with group {name} within {timeout_s:g} s"
+        )
     segment = Segment.attach(place.decode(), nbytes)
     segment.hide()
     store.add(f"{name}/attached", 1)
     return segment
-
-
-def _await(store: Store, key: str, count: int, name: str, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while store.add(key, 0) < count:
-        if time.monotonic() > deadline:
-            raise DistributedError(f"not all ranks of group {name} opened its memory within {timeout_s:g} s")
-        time.sleep(0.002)
-
-
-def _watch(store: Store, name: str, rank: int, size: int, timeout_s: float) -> dict[int, int]:
-    """A descriptor for each other rank, which becomes readable when that process ends."""
-    if not hasattr(os, "pidfd_open"):
-        return {}
-    store.set(f"{name}/pid/{rank}", str(os.getpid()).encode())
-    found = {}
-    for other in range(size):
-        if other == rank:
-            continue
-        pid = store.get(f"{name}/pid/{other}", timeout_s)
-        if pid is None:
-            raise DistributedError(f"rank {other} of group {name} did not come within {timeout_s:g} s")
-        found[other] = os.pidfd_open(int(pid))
-    return found
 
 
 def _chunks(values: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
@@ -400,11 +376,6 @@ def _places(values: np.ndarray, nbytes: int) -> Iterator[tuple[int, np.ndarray]]
     length = nbytes // values.itemsize
     for start in range(0, max(values.size, 1), length):
         yield start, values[start : start + length]
-
-
-def _words(array: Array) -> str:
-    shape = ", ".join(map(str, array.shape))
-    return f"{array.dtype.name}[{shape if len(shape) < 150 else shape[:150] + ' …'}]"
 
 
 def _write_text(room: np.ndarray, text: str) -> None:

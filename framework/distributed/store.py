@@ -9,12 +9,13 @@ import time
 from typing import Any
 
 from framework.distributed.environment import Environment
-from framework.distributed.errors import DistributedError
+from framework.distributed.errors import DistributedError, rank_list
 from framework.distributed.store_server import KEY_LIMIT, LENGTH, MAGIC, VALUE_LIMIT_BYTES, StoreServer
 
 # How long an answer may be under way, beside the time that the server was told to wait.
 _NETWORK_S = 30.0
 _RETRY_S = 0.05
+_COUNT_S = 0.002
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -52,6 +53,30 @@ class Store:
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         """Sets the value to `desired` if it is `expected` (empty: not set yet). Returns what it is afterwards."""
         return self._ask({"do": "compare_set", "key": key, "expected": len(expected)}, expected + desired)[1]
+
+    def gather(self, name: str, ranks: tuple[int, ...], timeout_s: float) -> list[bytes]:
+        """What was set as `name/0`, `name/1`, … for so many ranks, whose numbers in the world `ranks` are, for messages.
+
+        Raises DistributedError that names those for which nothing was set in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        found = [self.get(f"{name}/{i}", max(0.0, deadline - time.monotonic())) for i in range(len(ranks))]
+        missing = [rank for rank, value in zip(ranks, found, strict=True) if value is None]
+        if missing:
+            raise DistributedError(
+                f"{rank_list(missing)} of {len(ranks)} did not come within {timeout_s:g} s (the store at {self.where} waited"
+                f" for {name}); ranks that are slow to start need a longer timeout"
+            )
+        return [value for value in found if value is not None]
+
+    def wait_for_count(self, key: str, count: int, timeout_s: float) -> bool:
+        """Whether the number under `key` gets to `count` in time."""
+        deadline = time.monotonic() + timeout_s
+        while self.add(key, 0) < count:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_COUNT_S)
+        return True
 
     def delete(self, key: str) -> None:
         """Forgets a key, set or not."""

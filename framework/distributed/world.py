@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
-import time
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from framework import cuda
 from framework.device import Device
 from framework.distributed import backends
 from framework.distributed.environment import Environment, read_environment
 from framework.distributed.errors import DistributedError, rank_list
 from framework.distributed.group import ProcessGroup
 from framework.distributed.store import Store
+from framework.vm import cuda as vm_cuda
+from framework.vm.runtime import runtime
+from framework.vm.stream import Stream
 
 DEFAULT_TIMEOUT_S = 600.0
 # How long rank 0 keeps the store for ranks that have not said goodbye.
@@ -52,16 +56,21 @@ class Group:
             raise ValueError(f"rank {rank} is not in group {self.name}, which has {rank_list(list(self.ranks))}")
         return self.ranks.index(rank)
 
+    def neighbours(self) -> dict[int, int]:
+        """The process ids of its other ranks on this machine, by their number in the group."""
+        members = self.world.members
+        here = members[self.world.rank].machine
+        return {
+            number: members[rank].pid
+            for number, rank in enumerate(self.ranks)
+            if number != self.rank and members[rank].machine == here
+        }
+
     def close(self) -> None:
         """Gives up its process groups."""
         for made in self._made.values():
             made.close()
         self._made.clear()
-
-    def check(self) -> None:
-        """Raises CollectiveError where one of its process groups has failed."""
-        for made in self._made.values():
-            made.check()
 
     def _check_member(self) -> None:
         if self.rank < 0:
@@ -74,6 +83,17 @@ class Group:
         return f"Group({self.name!r}, ranks={list(self.ranks)}, rank={self.rank})"
 
 
+@dataclass(frozen=True)
+class Member:
+    """A rank as the others see it: its machine, its process, and where its GPU sits (None without one)."""
+
+    machine: str
+    pid: int
+    backend: str | None
+    size: int
+    gpu: str | None
+
+
 @dataclass(eq=False)
 class World:
     """What `init_process_group` found: this rank, all the others, and how they communicate."""
@@ -84,8 +104,10 @@ class World:
     wanted: str | None
     timeout_s: float
     store: Store
+    members: tuple[Member, ...]
     machines: backends.Machines
     groups: list[Group] = field(default_factory=list)
+    streams: dict[Device, Stream] = field(default_factory=dict)
     # How many times values were exchanged through the store, by group.
     exchanges: dict[str, int] = field(default_factory=dict)
 
@@ -93,6 +115,13 @@ class World:
     def everyone(self) -> Group:
         """The group of all ranks."""
         return self.groups[0]
+
+    def stream(self, device: Device) -> Stream:
+        """The communication stream of a device, which all groups share: all ranks issue to it in the same order."""
+        if device not in self.streams:
+            backend = backends.choose(self.wanted, device.type, self.machines)
+            self.streams[device] = backends.open_stream(backend, device)
+        return self.streams[device]
 
 
 _world: World | None = None
@@ -115,10 +144,10 @@ def init_process_group(backend: str | None = None, timeout: float = DEFAULT_TIME
     if not timeout > 0:
         raise ValueError(f"a timeout is a number of seconds above 0, not {timeout!r}")
     environment = read_environment(os.environ)
-    devices = _choose_device(environment.local_rank)
+    gpu = _choose_device(environment.local_rank)
     store = Store(environment, timeout)
     try:
-        _world = _meet(environment, store, backend, timeout, devices)
+        _world = _meet(environment, store, backend, timeout, gpu)
     except BaseException:
         store.close()
         raise
@@ -130,13 +159,13 @@ def destroy_process_group() -> None:
     if _world is None:
         raise DistributedError("there is no process group to destroy: init_process_group() was not called")
     world, _world = _world, None
-    try:
+    with ExitStack() as ending:
+        # Each of these happens, whichever of them raises.
+        ending.callback(_say_goodbye, world)
         for group in world.groups:
-            group.check()
-    finally:
-        for group in world.groups:
-            group.close()
-        _say_goodbye(world)
+            ending.callback(group.close)
+        for device, stream in world.streams.items():
+            ending.callback(runtime(device).close_stream, stream)
 
 
 def is_initialized() -> bool:
@@ -182,61 +211,39 @@ def new_group(ranks: list[int]) -> Group:
     return group
 
 
-def _choose_device(local_rank: int | None) -> int:
-    """Makes the rank's own GPU the current one, before anything can make a context on another; returns how many there are."""
-    from framework import cuda
-
+def _choose_device(local_rank: int | None) -> str | None:
+    """Makes the rank's own GPU the current one, before anything can make a context on another; returns where it sits."""
     count = cuda.device_count()
-    if count and local_rank is not None:
+    if not count:
+        return None
+    if local_rank is not None:
         cuda.set_device(local_rank % count)
-    return count
+    return str(vm_cuda.api().deviceGetPCIBusId(cuda.current_device().index))
 
 
-def _meet(environment: Environment, store: Store, backend: str | None, timeout_s: float, devices: int) -> World:
+def _meet(environment: Environment, store: Store, backend: str | None, timeout_s: float, gpu: str | None) -> World:
     rank, size = environment.rank, environment.world_size
-    me = {
-        "machine": _machine(),
-        "host": platform.node(),
-        "pid": os.getpid(),
-        "backend": backend,
-        "size": size,
-        "gpus": devices,
-    }
-    mine = json.dumps(me).encode()
+    me = Member(_machine(), os.getpid(), backend, size, gpu)
+    mine = json.dumps(asdict(me)).encode()
     if store.compare_set(f"rank/{rank}", b"", mine) != mine:
         raise DistributedError(f"two processes say that they are rank {rank}: each needs a RANK of its own")
-    ranks = [json.loads(value) for value in _gather(store, "rank", size, timeout_s)]
-    for key, what in (("backend", "a backend"), ("size", "a world size")):
-        if any(other[key] != me[key] for other in ranks):
-            said = ", ".join(f"rank {number}: {other[key]}" for number, other in enumerate(ranks))
+    members = [Member(**json.loads(value)) for value in store.gather("rank", tuple(range(size)), timeout_s)]
+    for name, what in (("backend", "a backend"), ("size", "a world size")):
+        if len({getattr(member, name) for member in members}) > 1:
+            said = ", ".join(f"rank {number}: {getattr(member, name)}" for number, member in enumerate(members))
             raise DistributedError(f"the ranks were given different values of {what} ({said}); all need the same")
-    neighbours = [number for number, other in enumerate(ranks) if other["machine"] == me["machine"]]
     local_rank = environment.local_rank
     if local_rank is None:
-        local_rank = neighbours.index(rank)
-        _choose_device(local_rank)
-    machines = backends.Machines(
-        count=len({other["machine"] for other in ranks}),
-        gpus_suffice=all(
-            other["gpus"] >= sum(same["machine"] == other["machine"] for same in ranks) for other in ranks
-        ),
-    )
-    made = World(rank, size, local_rank, backend, timeout_s, store, machines)
+        # The launcher does not say it: by the order of the ranks on this machine, now that all are known.
+        local_rank = [number for number, other in enumerate(members) if other.machine == me.machine].index(rank)
+        store.set(f"gpu/{rank}", json.dumps(_choose_device(local_rank)).encode())
+        places = store.gather("gpu", tuple(range(size)), timeout_s)
+        members = [replace(member, gpu=json.loads(place)) for member, place in zip(members, places, strict=True)]
+    gpus = {(member.machine, member.gpu) for member in members if member.gpu is not None}
+    machines = backends.Machines(len({member.machine for member in members}), gpus_suffice=len(gpus) == size)
+    made = World(rank, size, local_rank, backend, timeout_s, store, tuple(members), machines)
     made.groups.append(Group(made, "world", tuple(range(size))))
     return made
-
-
-def _gather(store: Store, name: str, size: int, timeout_s: float) -> list[bytes]:
-    """What every rank has set. Raises DistributedError that names the ranks which did not in time."""
-    deadline = time.monotonic() + timeout_s
-    found = [store.get(f"{name}/{rank}", max(0.0, deadline - time.monotonic())) for rank in range(size)]
-    missing = [rank for rank, value in enumerate(found) if value is None]
-    if missing:
-        raise DistributedError(
-            f"{rank_list(missing)} of {size} did not start within {timeout_s:g} s (the store at {store.where} heard nothing of"
-            " them); a rank that is slow to start needs a longer timeout"
-        )
-    return [value for value in found if value is not None]
 
 
 def _machine() -> str:
@@ -250,11 +257,9 @@ def _machine() -> str:
 def _say_goodbye(current: World) -> None:
     """Tells rank 0 that the store is not needed any more; rank 0 waits for all to say so."""
     try:
-        left = current.store.add("goodbye", 1)
-        deadline = time.monotonic() + _GOODBYE_S
-        while current.rank == 0 and left < current.size and time.monotonic() < deadline:
-            time.sleep(0.005)
-            left = current.store.add("goodbye", 0)
+        current.store.add("goodbye", 1)
+        if current.rank == 0:
+            current.store.wait_for_count("goodbye", current.size, _GOODBYE_S)
     except DistributedError:
         if current.rank == 0:
             raise
@@ -274,4 +279,4 @@ def gather_values(group: Group, value: bytes, timeout_s: float) -> list[Any]:
     current = world()
     key = exchange_key(group, current)
     current.store.set(f"{key}/{group.rank}", value)
-    return _gather(current.store, key, group.size, timeout_s)
+    return current.store.gather(key, group.ranks, timeout_s)

@@ -32,7 +32,7 @@ class CudaRuntime(Runtime):
         cuda.choose(device)
         stream = cuda.CudaStream(device, "compute")
         super().__init__(device, CachingAllocator(cuda.CudaSource(device)), table_for(device), stream)
-        self._staging = _Staging(stream)
+        self._staging = Staging(stream)
 
     def open_stream(self, name: str) -> Stream:
         """A stream beside the compute stream, whose work the device prefers where it has to choose."""
@@ -100,7 +100,7 @@ def copy_from_pinned(out: Array, a: Array) -> None:
         runtime.memcpyAsync(out.ptr, a.ptr, out.nbytes, runtime.memcpyHostToDevice, cuda.stream_pointer(device))
 
 
-class _Staging:
+class Staging:
     """Pinned memory that copies go through: the device reads and writes it by itself, while the host goes on."""
 
     def __init__(self, stream: cuda.CudaStream) -> None:

@@ -18,6 +18,7 @@ class _Library(NamedTuple):
 _LIBRARIES = {
     "cudnn": _Library("cuDNN 9", "libcudnn.so.9", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
     "nvrtc": _Library("NVRTC, CUDA's compiler", "libnvrtc.so.{cuda}", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    "nccl": _Library("NCCL 2", "libnccl.so.2", "nvidia-nccl-cu13", "nvidia-nccl-cu12"),
     "cublasLt": _Library("cuBLAS", "libcublasLt.so.{cuda}", "nvidia-cublas", "nvidia-cublas-cu12"),
 }
 

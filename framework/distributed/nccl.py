@@ -1,0 +1,247 @@
+"""The nccl backend: collectives of CUDA tensors by NCCL, a GPU for each rank, on one machine or many.
+
+NCCL itself waits for ever. So every collective leaves an event behind, and a watchdog thread looks whether the events pass: it
+finds ranks that do not come or have ended, ends NCCL's waiting, and lets the next call say why.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from framework.device import Device
+from framework.distributed.errors import CollectiveError, DistributedError
+from framework.distributed.watchdog import Flight, Watchdog
+from framework.distributed.words import describe
+from framework.dtype import DType
+from framework.vm import cuda
+from framework.vm.array import Array
+
+if TYPE_CHECKING:
+    from framework.distributed.world import Group
+
+_TYPES = {
+    "bool": "NCCL_UINT8",
+    "uint8": "NCCL_UINT8",
+    "int32": "NCCL_INT32",
+    "int64": "NCCL_INT64",
+    "bfloat16": "NCCL_BFLOAT16",
+    "float32": "NCCL_FLOAT32",
+    "float64": "NCCL_FLOAT64",
+}
+# How long ranks wait for each other before they give up their communicators.
+_CLOSING_S = 10.0
+
+
+class NcclGroup:
+    """The ranks of a group, over an NCCL communicator. Collectives are enqueued on the CUDA stream that is current.
+
+    Raises DistributedError where NCCL is missing, or where two ranks have the same GPU.
+    """
+
+    backend = "nccl"
+
+    def __init__(self, group: Group, name: str, device: Device) -> None:
+        self.rank, self.size, self.name = group.rank, group.size, name
+        self._device = device
+        self._global_ranks = group.ranks
+        self._store = group.world.store
+        self._sequence = 0
+        self._told = False
+        self._idle_events: list[int] = []
+        _check_devices(group, name, device)
+        identity = _identity(group, name)
+        self._communicator = _connect(self.size, identity, self.rank, device, group.world.timeout_s)
+        self._watchdog = Watchdog(group, name, self._communicator, lambda: cuda.choose(device))
+        atexit.register(self._abandon)
+
+    def all_reduce(self, array: Array, op: str) -> None:
+        with self._call(f"all_reduce({describe(array)}, {op})") as stream:
+            kind = _type(array.dtype)
+            self._communicator.allReduce(array.ptr, array.ptr, array.size, kind, _operation(op, array.dtype), stream)
+
+    def broadcast(self, array: Array, src: int) -> None:
+        with self._call(f"broadcast({describe(array)}, from rank {self._global_ranks[src]})") as stream:
+            self._communicator.broadcast(array.ptr, array.ptr, array.size, _type(array.dtype), src, stream)
+
+    def all_gather(self, out: Array, array: Array) -> None:
+        with self._call(f"all_gather({describe(array)})") as stream:
+            self._communicator.allGather(array.ptr, out.ptr, array.size, _type(array.dtype), stream)
+
+    def reduce_scatter(self, out: Array, array: Array, op: str) -> None:
+        with self._call(f"reduce_scatter({describe(array)}, {op})") as stream:
+            kind = _type(array.dtype)
+            self._communicator.reduceScatter(array.ptr, out.ptr, out.size, kind, _operation(op, array.dtype), stream)
+
+    def barrier(self, array: Array) -> None:
+        with self._call("barrier()") as stream:
+            self._communicator.allReduce(
+                array.ptr, array.ptr, 1, _type(array.dtype), _operation("max", array.dtype), stream
+            )
+
+    def send(self, array: Array, dst: int) -> None:
+        with self._call(f"send({describe(array)}) to rank {self._global_ranks[dst]}", of_all=False) as stream:
+            self._communicator.send(array.ptr, array.size, _type(array.dtype), dst, stream)
+
+    def recv(self, array: Array, src: int) -> None:
+        with self._call(f"recv({describe(array)}) from rank {self._global_ranks[src]}", of_all=False) as stream:
+            self._communicator.recv(array.ptr, array.size, _type(array.dtype), src, stream)
+
+    def check(self) -> None:
+        failure = self._watchdog.failure
+        if failure is not None:
+            self._told = True
+            raise type(failure)(f"group {self.name} cannot be used any more: {failure}")
+
+    def close(self) -> None:
+        self._watchdog.stop()
+        atexit.unregister(self._abandon)
+        if self._watchdog.failure is not None:
+            # It was aborted. Who never heard of it hears of it now.
+            if not self._told:
+                raise self._watchdog.failure
+            return
+        # Destroying waits for the other ranks, if they do the same; where one does not, NCCL is left by force.
+        key = f"{self.name}/closing"
+        try:
+            self._store.add(key, 1)
+            together = self._store.wait_for_count(key, self.size, _CLOSING_S)
+        except DistributedError:
+            together = False
+        if together:
+            self._communicator.destroy()
+        else:
+            self._communicator.abort()
+
+    @contextmanager
+    def _call(self, what: str, *, of_all: bool = True) -> Iterator[int]:
+        """The address of the stream to enqueue on; afterwards the watchdog is given an event to look at."""
+        self.check()
+        stream = cuda.stream_pointer(self._device)
+        try:
+            yield stream
+        except RuntimeError as error:  # NCCL's own, which exists only where NCCL does
+            self.check()
+            raise CollectiveError(f"{what} of group {self.name} was refused by NCCL: {error}") from error
+        if of_all:
+            self._sequence += 1
+        if not cuda.is_capturing(self._device):
+            self._watchdog.watch(Flight(self._sequence if of_all else None, what, self._event(stream)))
+
+    def _event(self, stream: int) -> _Event:
+        return _Event(self._idle_events, stream)
+
+    def _abandon(self) -> None:
+        """At the end of a process that did not destroy the group: NCCL's own way out would wait for other ranks."""
+        self._watchdog.stop()
+        if self._watchdog.failure is None:
+            self._communicator.abort()
+
+
+class _Event:
+    """A CUDA event behind what was enqueued; goes back to `idle` when it has passed."""
+
+    def __init__(self, idle: list[int], stream: int) -> None:
+        runtime = cuda.api()
+        self._idle = idle
+        try:
+            self._event = idle.pop()
+        except IndexError:
+            self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+        runtime.eventRecord(self._event, stream)
+
+    def has_passed(self) -> bool:
+        passed = cuda.has_passed(self._event)
+        if passed:
+            self._idle.append(self._event)
+        return passed
+
+
+def why_not() -> str | None:
+    """Why NCCL cannot be used, with the way out; None where it can."""
+    try:
+        _nccl()
+    except (ImportError, OSError) as missing:
+        return f"the nccl backend needs NCCL and CuPy ({missing}): `pip install 'flowbench[cuda13]'` brings both"
+    return None
+
+
+@lru_cache(maxsize=1)
+def _nccl() -> Any:
+    """CuPy's binding; the library is looked for where pip keeps it first."""
+    from framework.kernels.cuda import library
+
+    library.load("nccl")
+    from cupy.cuda import nccl
+
+    return nccl
+
+
+def _check_devices(group: Group, name: str, device: Device) -> None:
+    """All ranks come, each with a GPU of its own."""
+    reason = why_not()
+    if reason is not None:
+        raise DistributedError(reason)
+    world = group.world
+    place = f"{world.members[world.rank].machine} {cuda.api().deviceGetPCIBusId(device.index)}"
+    world.store.set(f"{name}/gpu/{group.rank}", place.encode())
+    places = world.store.gather(f"{name}/gpu", group.ranks, world.timeout_s)
+    sharing = [rank for rank, other in zip(group.ranks, places, strict=True) if other == place.encode()]
+    if len(sharing) > 1:
+        raise DistributedError(
+            f"ranks {', '.join(map(str, sharing))} have the same GPU (of each {device}), which NCCL refuses: start at most one"
+            ' rank per GPU, or take backend="shm", which goes through the host'
+        )
+
+
+def _identity(group: Group, name: str) -> bytes:
+    """What NCCL's ranks find each other by: rank 0 makes it."""
+    store, key = group.world.store, f"{name}/identity"
+    if group.rank == 0:
+        store.set(key, _nccl().get_unique_id())
+    identity = store.get(key, group.world.timeout_s)
+    if identity is None:
+        raise DistributedError(f"rank {group.ranks[0]} did not start NCCL for group {name} in time")
+    return identity
+
+
+def _connect(size: int, identity: bytes, rank: int, device: Device, timeout_s: float) -> Any:
+    """The communicator. NCCL would wait for ever, so it is made in a thread that may be left behind."""
+    made: list[Any] = []
+    failed: list[Exception] = []
+
+    def connect() -> None:
+        try:
+            cuda.choose(device)
+            made.append(_nccl().NcclCommunicator(size, identity, rank))
+        except Exception as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+
+    thread = threading.Thread(target=connect, name="flow-nccl-start", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if failed:
+        raise DistributedError(
+            f"NCCL could not connect {size} ranks: {failed[0]}. NCCL_DEBUG=WARN in the environment lets NCCL say more"
+        ) from failed[0]
+    if not made:
+        raise DistributedError(
+            f"NCCL did not connect {size} ranks within {timeout_s:g} s. NCCL_DEBUG=WARN in the environment lets NCCL say more"
+        )
+    return made[0]
+
+
+@lru_cache(maxsize=16)
+def _type(dtype: DType) -> int:
+    return int(getattr(_nccl(), _TYPES[dtype.name]))
+
+
+@lru_cache(maxsize=32)
+def _operation(op: str, dtype: DType) -> int:
+    # Of bytes that are 0 or 1, the largest is their "or".
+    name = "max" if dtype.name == "bool" and op == "sum" else op
+    return int(getattr(_nccl(), f"NCCL_{name.upper()}"))

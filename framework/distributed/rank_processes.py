@@ -1,0 +1,277 @@
+"""The rank processes of one machine: started together, watched, and ended to the last one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+# From SIGTERM, or a forwarded Ctrl-C, to SIGKILL; and for what comes through the pipes of ranks that have ended.
+GRACE_S = 5.0
+_LAST_WORDS_S = 1.0
+_LOOK_S = 0.05
+_TAIL_BYTES = 6000
+_LINE_LIMIT_BYTES = 65536
+_DONE = b"done\n"
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start: `command`, on ranks `first_rank … first_rank + local_size - 1` of `world_size`.
+
+    `variables` come into every rank's environment; `prefix` marks each line of output with its rank.
+    """
+
+    command: tuple[str, ...]
+    local_size: int
+    first_rank: int
+    world_size: int
+    variables: dict[str, str]
+    prefix: bool
+
+
+def run(plan: Plan) -> int:
+    """Runs the ranks until all are done or one has failed; returns the exit code. No process of them is left."""
+    with _Guard() as guard, _Signals() as signals:
+        ranks = _Ranks(plan, guard, signals)
+        try:
+            ranks.start()
+            ranks.watch()
+        finally:
+            ranks.end()
+        return ranks.report()
+
+
+@dataclass(eq=False)
+class _Rank:
+    number: int
+    process: subprocess.Popen[bytes]
+    # What it wrote last to its standard error, for the report of its failure.
+    tail: bytes = b""
+
+
+@dataclass(eq=False)
+class _Output:
+    """One of a rank's two outputs: where it comes from, and where it goes."""
+
+    rank: _Rank
+    source: IO[bytes]
+    target: Any
+    keep: bool
+    pending: bytes = field(default=b"")
+
+
+class _Ranks:
+    def __init__(self, plan: Plan, guard: _Guard, signals: _Signals) -> None:
+        self._plan, self._guard, self._signals = plan, guard, signals
+        self._ranks: list[_Rank] = []
+        self._failed: _Rank | None = None
+        self._selector = selectors.DefaultSelector()
+
+    def start(self) -> None:
+        for local_rank in range(self._plan.local_size):
+            number = self._plan.first_rank + local_rank
+            environment = {
+                **os.environ,
+                **self._plan.variables,
+                "RANK": str(number),
+                "LOCAL_RANK": str(local_rank),
+                "WORLD_SIZE": str(self._plan.world_size),
+                # Through a pipe Python would keep lines back until there are many.
+                "PYTHONUNBUFFERED": "1",
+            }
+            pipe = subprocess.PIPE if self._plan.prefix else None
+            process = subprocess.Popen(
+                self._plan.command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
+                # Ctrl-C reaches the ranks through the launcher alone, and what a rank starts can be ended with it.
+                start_new_session=True,
+            )
+            rank = _Rank(number, process)
+            self._ranks.append(rank)
+            self._guard.add(process.pid)
+            self._listen(rank)
+
+    def watch(self) -> None:
+        """Until all ranks are done, one has failed, or a signal asks to stop."""
+        while self._failed is None and self._signals.received is None:
+            self._pass_on(_LOOK_S)
+            states = [rank.process.poll() for rank in self._ranks]
+            self._failed = next((rank for rank, state in zip(self._ranks, states, strict=True) if state), None)
+            if all(state == 0 for state in states):
+                return
+
+    def end(self) -> None:
+        """Ends what still runs: asks first, then kills; then takes in what was still written."""
+        asked = self._signals.received or signal.SIGTERM
+        for rank in self._running():
+            _signal_group(rank.process.pid, asked)
+        deadline = time.monotonic() + GRACE_S
+        while self._running() and time.monotonic() < deadline and self._signals.count < 2:
+            self._pass_on(_LOOK_S)
+        for rank in self._ranks:
+            # Also what a rank that has ended had started.
+            _signal_group(rank.process.pid, signal.SIGKILL)
+            rank.process.wait()
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while self._selector.get_map() and time.monotonic() < deadline:
+            self._pass_on(_LOOK_S)
+        for key in list(self._selector.get_map().values()):
+            self._close(key.data)
+        self._selector.close()
+
+    def report(self) -> int:
+        """Says what went wrong, last of all; returns the exit code."""
+        if self._failed is not None:
+            status = self._failed.process.returncode
+            _say(_failure(self._failed, status, len(self._ranks)))
+            return status if status > 0 else 128 - status
+        received = self._signals.received
+        if received is not None:
+            _say(f"launch: ended by {signal.Signals(received).name}, and the ranks with it")
+            return 128 + received
+        return 0
+
+    def _running(self) -> list[_Rank]:
+        return [rank for rank in self._ranks if rank.process.poll() is None]
+
+    def _listen(self, rank: _Rank) -> None:
+        process = rank.process
+        for source, target, keep in ((process.stdout, sys.stdout, False), (process.stderr, sys.stderr, True)):
+            if source is not None:
+                os.set_blocking(source.fileno(), False)
+                self._selector.register(source, selectors.EVENT_READ, _Output(rank, source, target, keep))
+
+    def _pass_on(self, patience_s: float) -> None:
+        """Passes on what the ranks have written, waiting a little for it."""
+        if not self._selector.get_map():
+            time.sleep(patience_s)
+            return
+        for key, _ in self._selector.select(patience_s):
+            output: _Output = key.data
+            for chunk in _chunks(output.source):
+                if not chunk:
+                    self._close(output)
+                    break
+                if output.keep:
+                    output.rank.tail = (output.rank.tail + chunk)[-_TAIL_BYTES:]
+                *lines, output.pending = (output.pending + chunk).split(b"\n")
+                if len(output.pending) > _LINE_LIMIT_BYTES:
+                    lines, output.pending = [*lines, output.pending], b""
+                self._write(output, lines)
+
+    def _close(self, output: _Output) -> None:
+        self._selector.unregister(output.source)
+        output.source.close()
+        if output.pending:
+            self._write(output, [output.pending])
+
+    def _write(self, output: _Output, lines: list[bytes]) -> None:
+        prefix = f"[rank {output.rank.number}] ".encode()
+        output.target.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
+        output.target.flush()
+
+
+class _Guard:
+    """A process that outlives the launcher: where that is killed, it ends the ranks."""
+
+    def __enter__(self) -> _Guard:
+        nothing = subprocess.DEVNULL
+        # This file by itself, with the standard library alone: it is up in no time.
+        command = [sys.executable, "-I", "-S", __file__]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
+        )
+        return self
+
+    def add(self, group: int) -> None:
+        """Tells it of a rank."""
+        self._tell(b"%d\n" % group)
+
+    def __exit__(self, *_: object) -> None:
+        self._tell(_DONE)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _tell(self, line: bytes) -> None:
+        assert self._process.stdin is not None
+        # Without a guard, because somebody ended it, the ranks are still ended here.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._process.stdin.fileno(), line)
+
+
+def _guard() -> None:
+    """What the guard does: when its input ends without the last word, it ends every rank it was told of."""
+    said = sys.stdin.buffer.read().splitlines(keepends=True)
+    if _DONE not in said:
+        for line in said:
+            _signal_group(int(line), signal.SIGKILL)
+
+
+class _Signals:
+    """Notes Ctrl-C and its like instead of ending at once; `received` is the first, `count` says how many came."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.count = 0
+
+    def __enter__(self) -> _Signals:
+        self._before = {number: signal.signal(number, self._note) for number in _FORWARDED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _: object) -> None:
+        self.received = self.received or number
+        self.count += 1
+
+
+def _failure(rank: _Rank, status: int, ranks: int) -> str:
+    if status < 0:
+        name = signal.Signals(-status).name
+        how = f"was ended by {name}"
+        if -status == signal.SIGKILL:
+            how += " (by hand, or by the system because memory ran out)"
+    else:
+        how = f"failed with exit code {status}"
+    words = rank.tail.decode(errors="replace").strip()
+    if len(rank.tail) >= _TAIL_BYTES:
+        words = "… " + words.partition("\n")[2]
+    others = "; the other ranks were ended" if ranks > 1 else ""
+    return f"launch: rank {rank.number} {how}{others}" + (f". What it wrote last:\n{words}" if words else "")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the launcher is a command
+
+
+def _signal_group(group: int, number: int) -> None:
+    """Sends a signal to a process group; one that is gone already is fine."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+def _chunks(source: IO[bytes]) -> Iterator[bytes]:
+    """What can be read now; an empty chunk where the other end is closed."""
+    with contextlib.suppress(BlockingIOError):
+        while chunk := os.read(source.fileno(), 65536):
+            yield chunk
+        yield b""
+
+
+if __name__ == "__main__":
+    _guard()

@@ -1,0 +1,150 @@
+"""The watchdog of a group whose collectives run on a device: a thread that sees when one does not end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from framework.distributed.board import Board
+from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, DistributedError, rank_list
+from framework.distributed.peers import Peers
+
+if TYPE_CHECKING:
+    from framework.distributed.world import Group
+
+_LOOK_S = 0.05
+# A collective that takes longer is noted on the board, and compared with what the others wait in.
+_POST_S = 0.5
+_COMPARE_S = 1.0
+
+
+class Event(Protocol):
+    """A point in a device's work."""
+
+    def has_passed(self) -> bool:
+        """Whether all before it has run; not asked again once it has."""
+        ...
+
+
+class Communicator(Protocol):
+    """What the watchdog asks of NCCL's communicator."""
+
+    def check_async_error(self) -> None:
+        """Raises RuntimeError where something went wrong since."""
+        ...
+
+    def abort(self) -> None:
+        """Ends what is under way, without the other ranks."""
+        ...
+
+
+@dataclass
+class Flight:
+    """A collective under way: its number (None for one between two ranks), its words, and the event behind it."""
+
+    sequence: int | None
+    what: str
+    event: Event
+    since: float = field(default_factory=time.monotonic)
+
+
+class Watchdog:
+    """Looks at the collectives of a group until `stop`. After a failure the communicator is aborted, and `failure` says why.
+
+    `prepare` is called first in the thread.
+    """
+
+    def __init__(self, group: Group, name: str, communicator: Communicator, prepare: Callable[[], None]) -> None:
+        self.failure: CollectiveError | None = None
+        self._name = name
+        self._timeout_s = group.world.timeout_s
+        self._communicator = communicator
+        self._prepare = prepare
+        self._board = Board(group.world.store, name, group.rank, group.ranks)
+        self._global_ranks = group.ranks
+        self._peers = Peers(group.neighbours())
+        self._under_way: deque[Flight] = deque()
+        self._posted: Flight | None = None
+        self._compared = 0.0
+        self._work = threading.Event()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._look, name=f"flow-watchdog {name}", daemon=True)
+        self._thread.start()
+
+    def watch(self, flight: Flight) -> None:
+        """Takes a collective that was just enqueued."""
+        self._under_way.append(flight)
+        self._work.set()
+
+    def stop(self) -> None:
+        """Ends the thread."""
+        self._stopped = True
+        self._work.set()
+        self._thread.join()
+        self._peers.close()
+
+    def _look(self) -> None:
+        self._prepare()
+        while not self._stopped and self.failure is None:
+            if not self._under_way:
+                # Nothing to look at: sleeps until there is.
+                self._work.wait()
+                self._work.clear()
+                continue
+            time.sleep(_LOOK_S)
+            try:
+                self._look_once()
+            except CollectiveError as failure:
+                self.failure = failure
+                self._communicator.abort()
+            except RuntimeError as error:
+                self.failure = CollectiveError(f"{self._oldest()}: {error}")
+                self._communicator.abort()
+
+    def _look_once(self) -> None:
+        """Raises CollectiveError where a collective will not end, RuntimeError where the device or NCCL says so."""
+        while self._under_way and self._under_way[0].event.has_passed():
+            self._under_way.popleft()
+        if not self._under_way:
+            return
+        flight = self._under_way[0]
+        waited = time.monotonic() - flight.since
+        self._communicator.check_async_error()
+        gone = self._peers.gone()
+        if gone:
+            ended = rank_list([self._global_ranks[rank] for rank in gone])
+            raise CollectiveError(f"{self._oldest()}: {ended} ended")
+        if flight.sequence is not None and waited > _POST_S:
+            self._compare(flight)
+        if waited > self._timeout_s:
+            raise CollectiveTimeoutError(f"{self._missing(flight)} within {self._timeout_s:g} s")
+
+    def _compare(self, flight: Flight) -> None:
+        """Notes on the board what this rank waits in, and looks whether the others wait in something else."""
+        assert flight.sequence is not None
+        try:
+            if self._posted is not flight:
+                self._posted = flight
+                self._board.post(flight.sequence, flight.what)
+            if time.monotonic() - self._compared > _COMPARE_S:
+                self._compared = time.monotonic()
+                difference = self._board.difference(flight.sequence, flight.what)
+                if difference is not None:
+                    raise CollectiveError(difference)
+        except CollectiveError:
+            raise
+        except DistributedError as gone:
+            raise CollectiveError(f"{self._oldest()}: {gone}") from gone
+
+    def _missing(self, flight: Flight) -> str:
+        if flight.sequence is None:
+            return f"{flight.what} of group {self._name}: it did not come"
+        return self._board.missing(flight.sequence, flight.what)
+
+    def _oldest(self) -> str:
+        flight = self._under_way[0] if self._under_way else None
+        return f"{flight.what if flight else 'a collective'} of group {self._name}"
