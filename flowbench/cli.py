@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import click
 
 from flowbench import __version__
-from flowbench.cli_store import history, store
+from flowbench.cli_store import explain, history, store
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.output import drop_output, read_text, say, unwritten
 
@@ -223,6 +223,7 @@ def doctor() -> int:
 
 cli.add_command(store)
 cli.add_command(history)
+cli.add_command(explain)
 
 
 def _check_working_directory() -> None:

@@ -72,6 +72,42 @@ class Event(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class OpCall:
+    """One call of one op: `shape` as `float32[4, 64, 56, 56]`, `module` the path of the module it works for, or empty."""
+
+    op: str
+    shape: str
+    module: str
+    time_ms: float
+
+
+@dataclass(frozen=True)
+class HeldTensor:
+    """Memory that was held at the peak, and the op and module that asked for it."""
+
+    op: str
+    shape: str
+    module: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """All that an engine can tell of one step. `timeline` has (ms since the begin, bytes held); what is not known is empty.
+
+    `missing` says what the engine cannot tell, and why.
+    """
+
+    step_ms: float
+    calls: Sequence[OpCall]
+    peak_bytes: int | None
+    peak_at_ms: float | None
+    held: Sequence[HeldTensor]
+    timeline: Sequence[tuple[float, int]]
+    missing: tuple[str, ...]
+
+
 class Training(Protocol):
     """A model being trained on `device` (`cpu`, `cuda:0`). Only `step`, and waiting for the device, is timed."""
 
@@ -97,6 +133,10 @@ class Training(Protocol):
     def spin(self, milliseconds: float) -> bool:
         """Keep the device busy for so long behind what was started so far, for `flowbench aa`; false where it cannot be."""
         return False
+
+    def profile(self, index: int) -> StepProfile | None:
+        """As `step`, op by op, however long that takes; None (the default) where the engine cannot tell."""
+        return None
 
     def synchronize(self) -> None:
         """Wait until the device has done all work of the steps started so far."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowbench.cell import Case
-from flowbench.engine import Engine, Event, Task, Training
+from flowbench.engine import Engine, Event, StepProfile, Task, Training
 
 
 class FlowTraining(Training):
@@ -64,6 +64,11 @@ class FlowTraining(Training):
 
         spin(vm_cuda.stream_pointer(self._flow.device(self.device)), milliseconds)
         return True
+
+    def profile(self, index: int) -> StepProfile:
+        from flowbench.engines.flow_profile import profile_step
+
+        return profile_step(lambda: self.step(index), self.device, self.synchronize)
 
     def synchronize(self) -> None:
         if self._on_gpu:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowbench.cell import Case
-from flowbench.engine import Engine, Event, Task, Training
+from flowbench.engine import Engine, Event, StepProfile, Task, Training
 
 
 class TorchTraining(Training):
@@ -61,6 +61,11 @@ class TorchTraining(Training):
         event = self._torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def profile(self, index: int) -> StepProfile:
+        from flowbench.engines.torch_profile import profile_step
+
+        return profile_step(lambda: self.step(index), self._on_gpu)
 
     def synchronize(self) -> None:
         if self._on_gpu:

@@ -88,7 +88,15 @@ def imported_series(points: Iterable[ImportedPoint]) -> tuple[Series, ...]:
 
 def chosen(series: Iterable[Series], cell: str | None, machine: str | None) -> tuple[Series, ...]:
     """The series whose cell and machine fit the patterns: `*` and `?` as in a shell, a plain text is looked for anywhere."""
-    return tuple(one for one in series if _fits(cell, one.cell, one.label) and _fits(machine, one.machine))
+    return tuple(one for one in series if fits(cell, one.cell, one.label) and fits(machine, one.machine))
+
+
+def fits(pattern: str | None, *names: str) -> bool:
+    """Whether a pattern fits one of `names`, as in `chosen`. Brackets stand for themselves: labels have shapes in them."""
+    if pattern is None:
+        return True
+    wide = pattern if "*" in pattern or "?" in pattern else f"*{pattern}*"
+    return any(fnmatch.fnmatchcase(name.lower(), wide.lower().replace("[", "[[]")) for name in names)
 
 
 def with_shifts(series: Series) -> Series:
@@ -104,14 +112,6 @@ def _shifts(quantity: str, values: Sequence[float | None], margin: float) -> lis
     places = [index for index, value in enumerate(values) if value]
     found = level_shifts([value for value in values if value], margin)
     return [Shift(places[index], quantity, before, after) for index, before, after in found]
-
-
-def _fits(pattern: str | None, *names: str) -> bool:
-    """Brackets stand for themselves: labels have shapes in them."""
-    if pattern is None:
-        return True
-    wide = pattern if "*" in pattern or "?" in pattern else f"*{pattern}*"
-    return any(fnmatch.fnmatchcase(name.lower(), wide.lower().replace("[", "[[]")) for name in names)
 
 
 def _measured(point: Point) -> SeriesPoint:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from flowbench.measure.processes import MARK, child_environment, end_group, end_marked, marked
 from flowbench.measure.wire import Event, Job, Phase, event_limit, job_line, read_event
+from flowbench.record.profile import Profile
 from flowbench.record.run import RankSample
 
 # Without a word from a rank for this long it counts as hanging: before its first step (imports, plans and caches are made
@@ -46,6 +47,7 @@ class GroupResult:
     notes: tuple[str, ...]
     library_version: str | None
     left_behind: tuple[str, ...]
+    profile: Profile | None = None
 
 
 def run_group(
@@ -133,6 +135,7 @@ class _Group:
         self._error: str | None = None
         self._notes: list[str] = []
         self._version: str | None = None
+        self._profile: Profile | None = None
         self._kills_before = _memory_kills()
 
     def start(self) -> None:
@@ -188,7 +191,7 @@ class _Group:
         error = self._error
         if error is None and len(ranks) < len(self._ranks):
             error = "a rank ended without a result"
-        return GroupResult(() if error else ranks, error, tuple(self._notes), self._version, left_behind)
+        return GroupResult(() if error else ranks, error, tuple(self._notes), self._version, left_behind, self._profile)
 
     def _send(self, rank: _Rank, line: bytes) -> None:
         try:
@@ -233,6 +236,7 @@ class _Group:
         rank.waits = event.phase == "barrier"
         rank.result = event.result or rank.result
         self._version = event.library_version or self._version
+        self._profile = event.profile or self._profile
         if event.note:
             self._notes.append(event.note)
         if event.error is not None:

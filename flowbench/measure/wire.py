@@ -8,6 +8,7 @@ from typing import Literal
 
 from flowbench.cell import Cell
 from flowbench.record.codec import decode, encode
+from flowbench.record.profile import Profile
 from flowbench.record.run import RankSample
 
 Phase = Literal["start", "import", "data", "build", "warm-up", "barrier", "steps", "end"]
@@ -20,6 +21,7 @@ class Job:
     With `steps_per_turn` the rank waits before it builds, and after every so many timed steps, while others have their turn.
     `side` names the side of a comparison that the cell's engine stands for: `NAME@SIDE`. The parent has put `import_path`, a
     folder of packages, before all others. `slowdown` makes each step longer by this fraction; `cores` are the only ones used.
+    With `profile`, rank 0 runs one more step after the warm-up, op by op, and tells what it saw.
     """
 
     cell: Cell
@@ -35,6 +37,7 @@ class Job:
     import_path: str | None = None
     slowdown: float = 0.0
     cores: tuple[int, ...] = ()
+    profile: bool = False
 
     @property
     def engine(self) -> str:
@@ -52,6 +55,7 @@ class Event:
     library_version: str | None = None
     note: str | None = None
     result: RankSample | None = None
+    profile: Profile | None = None
 
 
 def job_line(job: Job) -> bytes:
@@ -76,4 +80,4 @@ def read_event(line: bytes) -> Event:
 
 def event_limit(job: Job) -> int:
     """More bytes than an event of `job` can have."""
-    return 100_000 + 200 * (job.steps + job.warmup)
+    return 200_000 + 200 * (job.steps + job.warmup)

@@ -14,7 +14,12 @@ import time
 from collections.abc import Sequence
 
 from flowbench.engine import Engine, Task, Training, load_engine
+<<<<<<< HEAD
 from flowbench.measure.clock import time_by_events, time_issue, time_step
+=======
+from flowbench.measure.bounding import bounded
+from flowbench.measure.clock import time_by_events, time_step
+>>>>>>> 0cfe4f4 (One step op by op: flowbench explain, from a profiled pass that engines tell by Training.profile)
 from flowbench.measure.gpu_memory import DriverMeter
 from flowbench.measure.memory import ResidentMeter
 from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
@@ -69,6 +74,8 @@ class Rank:
         self._enter("warm-up")
         losses: list[float | None] = []
         warmup_ms = self._steps(training, meter, losses, range(job.warmup))
+        if job.profile and job.rank == 0:
+            self._profile(training, job)
         if job.slowdown:
             slow_down(training, job.slowdown, warmup_ms)
         self._wait()
@@ -105,6 +112,11 @@ class Rank:
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self.tell()
+
+    def _profile(self, training: Training, job: Job) -> None:
+        seen = training.profile(job.warmup)
+        if seen is not None:
+            self.tell(profile=bounded(job.cell.key, seen))
 
     def _wait(self) -> None:
         """Until the parent lets this rank go on: all other ranks wait too, and it is this group's turn."""

@@ -1,0 +1,87 @@
+"""What changed within a step: the ops whose time moved most, and the tensors at the peak that differ. Pure.
+
+A profile keeps its largest entries alone: what the other side does not list is there known to be less than its smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowbench.record.profile import MOST_OPS, MOST_TENSORS, Profile, ProfiledOp, ProfiledTensor
+
+MOST_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One op (in ms) or one kind of tensor (in bytes) on both sides.
+
+    A side that does not list it has None: it is absent there, or below `unlisted_below`, where that is not None.
+    """
+
+    op: str
+    shape: str
+    module: str
+    base: float | None
+    head: float | None
+    unlisted_below: float | None
+
+    @property
+    def least_change(self) -> float:
+        """Head - base; where a side is not known exactly, the change of which one can be sure."""
+        below = self.unlisted_below or 0.0
+        if self.base is None:
+            return max(0.0, (self.head or 0.0) - below)
+        if self.head is None:
+            return min(0.0, below - self.base)
+        return self.head - self.base
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Ops and tensors that moved, most first. `step_ms` and `peak_bytes` are (base, head) of the profiled pass."""
+
+    ops: tuple[Moved, ...]
+    tensors: tuple[Moved, ...]
+    step_ms: tuple[float, float]
+    peak_bytes: tuple[int, int] | None
+
+
+def explain(base: Profile, head: Profile) -> Explanation:
+    """What moved from base to head."""
+    ops = _moved({_key(op): op.total_ms for op in base.ops}, {_key(op): op.total_ms for op in head.ops}, MOST_OPS)
+    tensors = _moved(
+        {_key(tensor): tensor.total_bytes for tensor in base.tensors},
+        {_key(tensor): tensor.total_bytes for tensor in head.tensors},
+        MOST_TENSORS,
+    )
+    peaks = None
+    if base.peak_bytes is not None and head.peak_bytes is not None:
+        peaks = (base.peak_bytes, head.peak_bytes)
+    return Explanation(ops, tensors, (base.step_ms, head.step_ms), peaks)
+
+
+def _key(entry: ProfiledOp | ProfiledTensor) -> tuple[str, str, str]:
+    return entry.op, entry.shape, entry.module
+
+
+def _moved(
+    base: dict[tuple[str, str, str], float] | dict[tuple[str, str, str], int],
+    head: dict[tuple[str, str, str], float] | dict[tuple[str, str, str], int],
+    most: int,
+) -> tuple[Moved, ...]:
+    moved = []
+    for key in dict.fromkeys((*base, *head)):
+        op, shape, module = key
+        ours, theirs = base.get(key), head.get(key)
+        below = _smallest(list(base.values()), most) if ours is None else None
+        below = _smallest(list(head.values()), most) if theirs is None else below
+        moved.append(Moved(op, shape, module, ours, theirs, below))
+    moved = [one for one in moved if one.least_change]
+    return tuple(sorted(moved, key=lambda one: -abs(one.least_change))[:MOST_SHOWN])
+
+
+def _smallest(values: Sequence[float], most: int) -> float | None:
+    """Below what an entry would not be listed; None where all were."""
+    return min(values) if len(values) >= most else None

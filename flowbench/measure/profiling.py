@@ -1,0 +1,39 @@
+"""A separate pass over one cell: one step, op by op, in a fresh process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flowbench.cell import Cell
+from flowbench.errors import FlowbenchError
+from flowbench.measure.ranks import run_group
+from flowbench.measure.wire import Job
+from flowbench.record.profile import Profile
+from flowbench.record.run import RunDocument
+
+
+def profile_cell(job: Job, mark: str, silence_s: float | None = None) -> Profile:
+    """The profile of rank 0 of the job's cell; raises FlowbenchError where the cell fails or its engine cannot tell."""
+    job = replace(job, profile=True, steps=1, steps_per_turn=None, slowdown=0.0)
+    result = run_group(job, mark, silence_s)
+    if result.error is not None:
+        raise FlowbenchError(f"{job.cell.label} failed while it was profiled: {result.error}")
+    if result.profile is None:
+        raise FlowbenchError(f"{job.cell.label} cannot be profiled: engine {job.engine} has no profile of its steps")
+    return result.profile
+
+
+def job_of(document: RunDocument, cell: Cell) -> Job:
+    """The job of one process of `cell` as the document's sitting ran it; where it imports from is the caller's to say."""
+    protocol = document.protocol
+    return Job(
+        cell=cell,
+        rank=0,
+        steps=protocol.steps,
+        warmup=protocol.warmup,
+        seed=protocol.seed,
+        learning_rate=protocol.learning_rate,
+        momentum=protocol.momentum,
+        gpu_memory_limit_bytes=protocol.gpu_memory_limit_bytes,
+        side=document.engine(cell.engine).side,
+    )

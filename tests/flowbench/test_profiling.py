@@ -1,0 +1,192 @@
+"""The profiled pass: what Flow and PyTorch tell of a step, what is kept of it, and how it is explained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flowbench import cli, explaining
+from flowbench.cell import Case, Cell
+from flowbench.engine import Batch, HeldTensor, OpCall, StepProfile, Task, load_engine
+from flowbench.errors import FlowbenchError
+from flowbench.judge.explanation import explain
+from flowbench.measure.bounding import bounded
+from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.profiling import job_of, profile_cell
+from flowbench.record.document import document_text, read_document
+from flowbench.record.profile import MOST_OPS, MOST_POINTS, MOST_TENSORS, Profile
+from flowbench.record.run import Ending, RunDocument
+from flowbench.workload.data import make_weights
+from flowbench.workload.models import describe_model
+
+CASE = Case("resnet18", (1, 3, 64, 64), "float32", "eager", 1, False, True, True, 1)
+DONE = Ending("complete", "2026-11-29T13:01:00+00:00", None)
+
+
+def step_profile(engine: str) -> StepProfile:
+    """One profiled step in this process."""
+    images = np.random.default_rng(0).standard_normal(CASE.input_shape, np.float32)
+    task = Task(
+        Cell.of(CASE, engine), make_weights(describe_model(CASE.model, CASE.input_shape[1:]), 0),
+        [Batch(images, np.zeros(1, np.int64))], 1e-4, 0.9, 0, 1,
+    )  # fmt: skip
+    training = load_engine(engine).build(task)
+    training.step(0)
+    seen = training.profile(1)
+    assert seen is not None
+    return seen
+
+
+def test_flow_tells_ops_modules_and_the_tensors_at_the_peak() -> None:
+    import framework as flow
+
+    seen = step_profile("flow-eager")
+    assert seen.missing == ()
+    calls = {(call.op, call.module): call for call in seen.calls}
+    assert calls["conv2d", "layer1.0.conv1"].shape == "float32[1, 64, 16, 16]"
+    assert ("conv2d_backward_weight", "layer1.0.conv1") in calls
+    assert seen.step_ms >= sum(call.time_ms for call in seen.calls) * 0.999
+    held = sum(one.nbytes for one in seen.held)
+    assert seen.peak_bytes == held == max(nbytes for _, nbytes in seen.timeline)
+    assert seen.peak_bytes > flow.cpu.memory_allocated() - 2**20
+    assert [at for at, _ in seen.timeline] == sorted(at for at, _ in seen.timeline)
+    shapes = {(one.op, one.shape) for one in seen.held}
+    assert ("SGD.step", "float32[512, 512, 3, 3]") in shapes  # momentum
+    assert ("conv2d backward", "float32[512, 512, 3, 3]") in shapes  # a gradient
+
+
+def test_flow_finds_working_memory_that_a_kernel_held() -> None:
+    import framework as flow
+    from flowbench.engines.flow_profile import profile_step
+    from framework.dtype import float32
+    from framework.vm import Instruction, machine, runtime, scratch
+
+    device = flow.device("cpu")
+    out = runtime(device).empty((4, 4), float32)
+
+    def greedy(out: object) -> None:
+        scratch(device, 50_000_000)
+
+    greedy.outputs = 1  # as the decorator of kernels says how many of the operands are written
+    seen = profile_step(lambda: machine.issue(Instruction(greedy, (out,), {})), "cpu", lambda: None)
+    (working,) = (one for one in seen.held if one.shape == "working memory")
+    assert working.op == "greedy"
+    assert working.nbytes >= 50_000_000
+    assert seen.peak_bytes == sum(one.nbytes for one in seen.held)
+    assert seen.peak_bytes == max(nbytes for _, nbytes in seen.timeline)
+
+
+def test_torch_tells_ops_and_says_what_it_cannot() -> None:
+    pytest.importorskip("torch")
+    seen = step_profile("torch-eager")
+    assert {"aten::convolution_backward"} <= {call.op for call in seen.calls}
+    assert (seen.peak_bytes, seen.held, seen.timeline) == (None, (), ())
+    assert [text.split(":")[0] for text in seen.missing] == [
+        "modules", "tensors at the peak, memory timeline", "peak"
+    ]  # fmt: skip
+
+
+def test_what_is_kept_is_bounded_and_keeps_the_peak() -> None:
+    calls = [OpCall("op", f"[{number % 30}]", "", 1.0 + number % 30) for number in range(300)]
+    held = [HeldTensor("op", f"[{number % 40}]", "m" * 500, 10 * (number % 40)) for number in range(80)]
+    timeline = [(float(at), 7 if at != 4321 else 10**9) for at in range(10_000)]
+    kept = bounded("cell", StepProfile(9999.0, calls, 10**9, 4321.0, held, timeline, ("x" * 300,)))
+    assert (len(kept.ops), len(kept.tensors), len(kept.timeline)) == (MOST_OPS, MOST_TENSORS, MOST_POINTS)
+    assert (kept.ops[0].shape, kept.ops[0].calls, kept.ops[0].total_ms) == ("[29]", 10, 300.0)
+    assert kept.ops_ms == sum(call.time_ms for call in calls)
+    assert (kept.tensors[0].shape, kept.tensors[0].count, kept.tensors[0].total_bytes) == ("[39]", 2, 780)
+    assert max(point.allocated_bytes for point in kept.timeline) == 10**9
+    assert (kept.timeline[0].at_ms, kept.timeline[-1].at_ms) == (0.0, 9999.0)
+
+
+def side(cell: str, slow_ms: float, extra_bytes: int, most: int = 4) -> Profile:
+    calls = [OpCall("relu", f"[{number}]", "net", 5.0 + number) for number in range(most)]
+    calls.append(OpCall("conv", "[8]", "net.conv", slow_ms))
+    held = [HeldTensor("relu", "[1]", "net", 100), HeldTensor("conv", "[8]", "net.conv", extra_bytes)]
+    return bounded(cell, StepProfile(100.0, calls, 100 + extra_bytes, 50.0, held if extra_bytes else held[:1], (), ()))
+
+
+def test_what_changed_is_what_moved_most() -> None:
+    found = explain(side("b", 3.0, 0), side("h", 9.0, 5000))
+    assert [(one.op, one.base, one.head) for one in found.ops] == [("conv", 3.0, 9.0)]
+    (tensor,) = found.tensors
+    assert (tensor.module, tensor.base, tensor.head, tensor.least_change) == ("net.conv", None, 5000, 5000)
+    assert found.peak_bytes == (100, 5100)
+
+
+def test_what_a_side_does_not_list_is_below_what_it_lists() -> None:
+    found = explain(side("b", 1.0, 0, most=25), side("h", 20.0, 0, most=25))
+    moves = {(one.op, one.shape): one for one in found.ops}
+    conv = moves["conv", "[8]"]
+    assert conv.base is None
+    assert conv.unlisted_below == 10.0  # the smallest of base's twenty largest
+    assert conv.least_change == 10.0
+    assert ("relu", "[5]") not in moves  # pushed out of head's list by conv: no change one can be sure of
+
+
+@pytest.fixture
+def document(toys: Path) -> RunDocument:
+    """A finished run of Flow's linear model and the toy."""
+    request = Request(models=("linear",), engines=("flow-eager", "toy"), reference="none", batch_sizes=(2,), threads=1,
+                      image_shape=(3, 4, 4), steps=2, warmup=1, pairs=1)  # fmt: skip
+    return replace(plan_run(request, ("test",)), git=None, ending=DONE)
+
+
+def test_a_cell_is_profiled_in_a_process_of_its_own_and_kept(
+    document: RunDocument, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flowbench.measure.plan.fingerprint.read_git", lambda directory: None)
+    path = tmp_path / "run.json"
+    path.write_text(document_text(document))
+    text = explaining.show(path, "flow", keep=True)
+    assert text.startswith("linear [2, 3, 4, 4] flow-eager: one step op by op, ")
+    assert "cross_entropy" in text
+    kept = read_document(path)
+    (profile,) = kept.profiles
+    assert profile.cell == kept.cells[0].key
+    assert profile.tensors
+    assert explaining.show(path, "flow", keep=False).splitlines()[1:] == text.splitlines()[1:]
+    for pattern, said in (
+        ("toy", "engine toy has no profile"),
+        ("linear", "several cells fit"),
+        ("resnet", "no cell fits"),
+    ):
+        with pytest.raises(FlowbenchError, match=said):
+            explaining.show(path, pattern, keep=False)
+
+
+def test_an_old_document_is_not_explained_by_todays_code(document: RunDocument, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(document_text(replace(document, machine=replace(document.machine, cpu_model="Another"))))
+    with pytest.raises(FlowbenchError, match="machine's cpu_model: Another / "):
+        explaining.show(path, "flow", keep=False)
+
+
+def test_a_cell_that_fails_is_said(document: RunDocument) -> None:
+    cell = replace(document.cells[0], model="linear", input_shape=(2, 3, 4, 4), engine="toy-raises-in-build")
+    odd = replace(document, cells=(cell,), engines=(replace(document.engines[0], name=cell.engine),), reference=None)
+    with pytest.raises(FlowbenchError, match="failed while it was profiled: MemoryError: asked for 10 GiB"):
+        profile_cell(job_of(odd, cell), odd.run_id)
+
+
+def test_both_sides_are_shown_with_what_changed(
+    document: RunDocument, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = document.engines[0]
+    engines = tuple(replace(engine, name=f"flow-eager@{name}", side=name) for name in ("base", "head"))
+    cells = tuple(Cell.of(document.cells[0].case, engine.name) for engine in engines)
+    profiles = (side(cells[0].key, 3.0, 0), side(cells[1].key, 9.0, 3 * 2**20))
+    both = replace(document, engines=engines, cells=cells, profiles=profiles, reference=None)
+    path = tmp_path / "run.json"
+    path.write_text(document_text(both))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["explain", str(path), "flow-eager"])
+    assert not stop.value.code
+    lines = capfd.readouterr().out.splitlines()
+    changed = lines[lines.index("what changed from base to head (profiled step: 100.0 -> 100.0 ms):") :]
+    assert changed[2].split() == "3.00 -> 9.00 +6.00 conv [8] in net.conv".split()
+    assert changed[3] == "peak: 100 B -> 3.0 MiB"
+    assert changed[5].split() == "none -> 3.0 MiB +3.0 MiB conv [8] in net.conv".split()
