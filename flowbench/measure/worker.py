@@ -14,12 +14,8 @@ import time
 from collections.abc import Sequence
 
 from flowbench.engine import Engine, Task, Training, load_engine
-<<<<<<< HEAD
-from flowbench.measure.clock import time_by_events, time_issue, time_step
-=======
 from flowbench.measure.bounding import bounded
-from flowbench.measure.clock import time_by_events, time_step
->>>>>>> 0cfe4f4 (One step op by op: flowbench explain, from a profiled pass that engines tell by Training.profile)
+from flowbench.measure.clock import time_by_events, time_issue, time_step
 from flowbench.measure.gpu_memory import DriverMeter
 from flowbench.measure.memory import ResidentMeter
 from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
