@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowbench.errors import unknown_name
+from flowbench.judge.series import Series
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.run import RunDocument
 from flowbench.report import (
@@ -44,25 +45,31 @@ def render(
     format: str = "console",
     *,
     comparison: ComparisonSet | None = None,
+    history: Sequence[Series] = (),
     style: Style | None = None,
 ) -> str:
-    """The report of `document`, and of what it was compared with, as text that ends with a line break.
+    """The report of `document`, of what it was compared with and of its cells' history, as text that ends with a line break.
 
     Raises FlowbenchError for an unknown format, for a library that is missing, and for a user's template that does not work.
     """
     if format not in FORMATS and format not in STYLED:
         raise unknown_name("format", format, [*STYLED, *FORMATS])
-    facts = facts_of(document, comparison)
+    facts = facts_of(document, comparison, history)
     return STYLED[format](facts, style or Style()) if format in STYLED else FORMATS[format](facts)
 
 
 def render_bytes(
-    document: RunDocument, format: str, *, comparison: ComparisonSet | None = None, style: Style | None = None
+    document: RunDocument,
+    format: str,
+    *,
+    comparison: ComparisonSet | None = None,
+    history: Sequence[Series] = (),
+    style: Style | None = None,
 ) -> bytes:
     """The report in any format, those that are no text too, as a file holds it; raises as `render` does."""
     if format in BINARY:
         return BINARY[format](facts_of(document, comparison))
-    return render(document, format, comparison=comparison, style=style).encode()
+    return render(document, format, comparison=comparison, history=history, style=style).encode()
 
 
 def parse(text: str) -> tuple[dict[str, Any], list[str]]:

@@ -96,11 +96,10 @@ def rows_of(changes: ComparisonSet) -> tuple[Row, ...]:
 
 def anchor(engine: str, case: Case) -> str:
     """The name that a cell's link ends in: the same in every report, whatever else is in it."""
-    side = engine.removesuffix("@head")
-    readable = re.sub(r"[^a-z0-9]+", "-", f"{side} {case.model} {'x'.join(map(str, case.input_shape))}".lower()).strip(
-        "-"
-    )
-    return f"cell-{readable[:60]}-{hashlib.sha256(f'{side}/{case.key}'.encode()).hexdigest()[:10]}"
+    readable = re.sub(
+        r"[^a-z0-9]+", "-", f"{engine} {case.model} {'x'.join(map(str, case.input_shape))}".lower()
+    ).strip("-")
+    return f"cell-{readable[:60]}-{hashlib.sha256(f'{engine}/{case.key}'.encode()).hexdigest()[:10]}"
 
 
 def _telling(comparison: Comparison) -> tuple[int, float]:

@@ -183,10 +183,12 @@ def _x_axis(ticks: Sequence[tuple[float, str]], x: Scale, word: str) -> list[str
     line = _HEIGHT - _BOTTOM
     shapes = [f'<path class="axis" d="M{_LEFT} {line}H{_WIDTH - _RIGHT}"/>']
     for value, text in ticks:
-        shapes.append(f'<path class="axis" d="M{x(value):.1f} {line}v4"/>')
-        shapes.append(
-            f'<text class="tick" x="{x(value):.1f}" y="{line + 15}" text-anchor="middle">{_escaped(text)}</text>'
-        )
+        at = x(value)
+        # A long word at an end of the axis, a date, stays inside of it.
+        outside = len(text) > 5 and min(at - _LEFT, _WIDTH - _RIGHT - at) < 30
+        side = "middle" if not outside else "start" if at < _WIDTH / 2 else "end"
+        shapes.append(f'<path class="axis" d="M{at:.1f} {line}v4"/>')
+        shapes.append(f'<text class="tick" x="{at:.1f}" y="{line + 15}" text-anchor="{side}">{_escaped(text)}</text>')
     shapes.append(
         f'<text class="word" x="{(_LEFT + _WIDTH - _RIGHT) / 2:.0f}" y="{_HEIGHT - 4}" text-anchor="middle">'
         f"{_escaped(word)}</text>"

@@ -67,7 +67,18 @@ def _below(facts: Facts) -> Iterator[str]:
 
 
 def _speed_lines(facts: Facts) -> Iterator[_Line]:
-    yield ["cell", "subject", "ms", "reference", "relative", "95 % interval", "memory"], None
+    host = facts.has_host_times
+    heads = [
+        "cell",
+        "subject",
+        "ms",
+        *(["host ms"] if host else []),
+        "reference",
+        "relative",
+        "95 % interval",
+        "memory",
+    ]
+    yield heads, None
     for comparison in facts.comparisons:
         subject, ratio = comparison.subject, comparison.ratio
         states = [side.status for side in (subject, comparison.reference) if side is not None]
@@ -76,6 +87,7 @@ def _speed_lines(facts: Facts) -> Iterator[_Line]:
                 one_line(comparison.label, 44),
                 one_line(subject.name, 20),
                 _median(subject),
+                *([_host(subject)] if host else []),
                 _median(comparison.reference),
                 f"{ratio.geometric_mean:.2f}" if ratio else "-",
                 spread(*ratio.interval) if ratio and ratio.interval else "-",
@@ -129,6 +141,10 @@ def _median(side: Side | None) -> str:
     if side is None:
         return "-"
     return milliseconds(side.times.median_ms) if side.times else side.status
+
+
+def _host(side: Side) -> str:
+    return milliseconds(side.times.host_ms) if side.times and side.times.host_ms else "-"
 
 
 def _ends(base: float | None, head: float | None) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from flowbench.cell import Case, Cell
 from flowbench.judge.pairs import matched_samples, ratio_of
+from flowbench.judge.series import Series
 from flowbench.judge.stats import Ratio, geometric_mean, process_median
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.run import Memory, NotMeasured, RunDocument, Sample
@@ -34,12 +35,16 @@ _ENDINGS = {
 
 @dataclass(frozen=True)
 class Times:
-    """Step times in ms over all timed steps of the counted processes; a step takes as long as its slowest rank."""
+    """Step times in ms over all timed steps of the counted processes; a step takes as long as its slowest rank.
+
+    `host_ms` is the median time that the host takes to issue a step; None where steps were not timed on the device.
+    """
 
     total_ms: float
     count: int
     median_ms: float
     processes: int
+    host_ms: float | None = None
 
     @property
     def mean_ms(self) -> float:
@@ -49,10 +54,14 @@ class Times:
 
 @dataclass(frozen=True)
 class RankPeaks:
-    """The largest peaks of one rank over its processes, in bytes by kind (`MEMORY_KINDS`); unknown kinds are left out."""
+    """The largest peaks of one rank over its processes, in bytes by kind (`MEMORY_KINDS`); unknown kinds are left out.
+
+    `on_gpus` is what the driver says its process held on each GPU, by the GPU's number.
+    """
 
     rank: int
     peaks: dict[str, int]
+    on_gpus: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,7 +111,7 @@ class Overall:
 class Facts:
     """All that a report may say. `reference` is the reference's name, None where there is none to compare with.
 
-    `changes` are the verdicts against a base, None where there is no base.
+    `changes` are the verdicts against a base, None where there is no base. `history` is what was measured, or posted, before.
     """
 
     document: RunDocument
@@ -111,12 +120,18 @@ class Facts:
     overall: tuple[Overall, ...]
     left_out: tuple[NotMeasured, ...]
     changes: ComparisonSet | None = None
+    history: tuple[Series, ...] = ()
 
     @property
     def earlier_sides(self) -> frozenset[str]:
         """The engines of a comparison that are base, or base once more as the canary: head's figures are what is new."""
-        sides = {comparison.subject.engine for comparison in self.comparisons}
-        return frozenset(engine for engine in sides if engine.endswith(("@base", "@canary")))
+        return frozenset(engine.name for engine in self.document.engines if engine.side not in (None, "head"))
+
+    @property
+    def has_host_times(self) -> bool:
+        """Whether any engine has the host's time of a step."""
+        sides = (side for comparison in self.comparisons for side in (comparison.subject, comparison.reference))
+        return any(side is not None and side.times is not None and side.times.host_ms is not None for side in sides)
 
     @property
     def device(self) -> str:
@@ -131,7 +146,7 @@ class Facts:
         return any(side is not None and side.times is not None for side in sides)
 
 
-def facts_of(document: RunDocument, changes: ComparisonSet | None = None) -> Facts:
+def facts_of(document: RunDocument, changes: ComparisonSet | None = None, history: Sequence[Series] = ()) -> Facts:
     """The facts of a run document and what it was compared with; the same documents always yield the same facts."""
     names, labels = _engine_names(document), _case_labels(document)
     comparisons: list[Comparison] = []
@@ -152,6 +167,7 @@ def facts_of(document: RunDocument, changes: ComparisonSet | None = None) -> Fac
         overall=tuple(_overall(comparisons)),
         left_out=tuple(_left_out(document, names, labels)) + (changes.not_measured if changes else ()),
         changes=changes,
+        history=tuple(history),
     )
 
 
@@ -203,12 +219,21 @@ def _side(document: RunDocument, cell: Cell, names: dict[str, str], samples: lis
         count=sum(map(len, steps)),
         median_ms=statistics.median(map(process_median, steps)),
         processes=len(samples),
+        host_ms=_host_ms(samples),
     )
     ranks = [
-        RankPeaks(rank, _largest_peaks(sample.ranks[rank].memory for sample in samples))
-        for rank in range(cell.world_size)
+        RankPeaks(rank, _largest_peaks(memories), _largest_uses(memories))
+        for rank, memories in enumerate(
+            [[one.ranks[rank].memory for one in samples] for rank in range(cell.world_size)]
+        )
     ]
     return Side(cell.engine, name, status, None, times, tuple(ranks))
+
+
+def _host_ms(samples: Sequence[Sample]) -> float | None:
+    known = [[rank.host_ms for rank in sample.ranks if rank.host_ms] for sample in samples]
+    medians = [statistics.median(map(max, zip(*ranks, strict=False))) for ranks in known if ranks]
+    return statistics.median(medians) if medians else None
 
 
 def _status(
@@ -225,11 +250,18 @@ def _status(
 def _largest_peaks(memories: Iterable[Memory]) -> dict[str, int]:
     peaks: dict[str, int] = {}
     for memory in memories:
-        for kind, field in MEMORY_KINDS.items():
-            size = getattr(memory, field)
+        for kind, name in MEMORY_KINDS.items():
+            size = getattr(memory, name)
             if size is not None:
                 peaks[kind] = max(size, peaks.get(kind, 0))
     return peaks
+
+
+def _largest_uses(memories: Iterable[Memory]) -> dict[int, int]:
+    uses: dict[int, int] = {}
+    for use in (use for memory in memories for use in memory.gpu_uses):
+        uses[use.gpu] = max(use.held_bytes, uses.get(use.gpu, 0))
+    return uses
 
 
 def _memory_ratios(reference: Side, subject: Side) -> dict[str, float]:

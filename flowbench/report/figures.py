@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from flowbench.cell import Case
+from flowbench.cell import Case, Cell
+from flowbench.judge.series import STEP_TIME, Series
 from flowbench.record.profile import Profile
 from flowbench.report import charts
-from flowbench.report.charts import Line, Point
+from flowbench.report.charts import Line, Mark, Point
 from flowbench.report.facts import MEMORY_KINDS, MIB, Comparison, Facts, Side, largest_peak
 from flowbench.report.templating import Ready
 from flowbench.report.words import counted, milliseconds, spread
@@ -27,6 +28,18 @@ class Figure:
     legend: tuple[tuple[str, int], ...]
     model: str
     world_sizes: str
+
+
+@dataclass(frozen=True)
+class History:
+    """A chart of a cell's history on a machine; `imported` from old comments. `model` is empty where it is not known."""
+
+    title: str
+    caption: str
+    svg: Ready
+    model: str
+    world_sizes: str
+    imported: bool
 
 
 def colours_of(facts: Facts) -> Mapping[str, int]:
@@ -53,6 +66,63 @@ def figures_of(facts: Facts) -> Iterator[Figure]:
                 label = case.label.replace("[0,", "[N,").replace("[0]", "[N]")
                 yield from filter(None, (_speed(facts, members, label, word, value, colours),
                                          _memory(members, label, word, value, colours)))  # fmt: skip
+
+
+def histories_of(facts: Facts) -> Iterator[History]:
+    """The histories of this document's cells, measured ones, then those that old comments tell; what shifted comes first."""
+    # A comparison measures a cell twice, under names of its own: both are that cell.
+    engines = {engine.name: engine.registered_name for engine in facts.document.engines}
+    cells = {Cell.of(cell.case, engines[cell.engine]).key: cell for cell in facts.document.cells}
+    for series in sorted(facts.history, key=lambda one: (one.imported, not one.shifts)):
+        cell = cells.get(series.cell)
+        if cell is None and not series.imported:
+            continue
+        for quantity in dict.fromkeys([STEP_TIME, *(shift.quantity for shift in series.shifts)]):
+            svg = _history_chart(series, quantity)
+            if svg is not None:
+                what = "step time, ms" if quantity == STEP_TIME else f"{quantity}, MiB"
+                yield History(
+                    title=series.label,
+                    caption=f"{what}; {series.machine}",
+                    svg=svg,
+                    model=cell.model if cell else "",
+                    world_sizes=str(cell.world_size) if cell else "",
+                    imported=series.imported,
+                )
+
+
+def _history_chart(series: Series, quantity: str) -> Ready | None:
+    """One quantity over the points in their order, the shifts of its level as marks; None for fewer than two points."""
+    in_time = quantity == STEP_TIME
+    points: list[Point] = []
+    places: dict[int, int] = {}
+    for index, one in enumerate(series.points):
+        value = one.time_ms if in_time else one.peaks.get(quantity, 0) / MIB
+        if not value:
+            continue
+        places[index] = len(points)
+        low, high = (one.low_ms, one.high_ms) if in_time else (None, None)
+        commit = f", {one.commit[:10]}{' and changes' if one.dirty else ''}" if one.commit else ""
+        told = f"{milliseconds(value)} {'ms' if in_time else 'MiB'}, {(one.when or 'no date')[:10]}{commit}"
+        points.append(Point(len(points), value, low, high, told, hollow=series.imported))
+    if len(points) < 2:
+        return None
+    marks = [
+        Mark(places[shift.index], f"× {shift.ratio:.3f}", f"{shift.quantity} × {shift.ratio:.3f} from here on")
+        for shift in series.shifts
+        if shift.quantity == quantity and shift.index in places
+    ]
+    dates = [(series.points[index].when or "")[:10] for index in places]
+    ends = [(0.0, dates[0] or "first"), (float(len(points) - 1), dates[-1] or "last")]
+    line = Line(series.label, 2 if series.imported else 1, tuple(points))
+    what = f"{quantity} of {series.label} on {series.machine}"
+    if marks:
+        what += (
+            " (shifts: "
+            + ", ".join(f"{mark.word} at {dates[int(mark.x)] or 'an unknown date'}" for mark in marks)
+            + ")"
+        )
+    return charts.line_chart([line], what, "runs in their order", ticks=ends, marks=marks, joined=not series.imported)
 
 
 def memory_timeline(profile: Profile) -> Ready | None:

@@ -40,7 +40,7 @@ def write(facts: Facts) -> str:
               for what in ("failure", "error", "skipped")}  # fmt: skip
     totals = {"name": "flowbench", "tests": str(len(tests)), **counts}
     root = ET.Element("testsuites", totals)
-    suite = ET.SubElement(root, "testsuite", totals | {"timestamp": facts.document.created})
+    suite = ET.SubElement(root, "testsuite", totals | {"timestamp": one_line(facts.document.created)})
     properties = ET.SubElement(suite, "properties")
     headline = headline_of(facts)
     told = [
@@ -56,7 +56,7 @@ def write(facts: Facts) -> str:
         element = ET.SubElement(suite, "testcase", about)
         if test.outcome != "passed":
             reason = {"message": one_line(test.message, 400)} | (
-                {"type": test.kind} if test.outcome != "skipped" else {}
+                {"type": one_line(test.kind)} if test.outcome != "skipped" else {}
             )
             ET.SubElement(element, test.outcome, reason)
     ET.indent(root, " ")

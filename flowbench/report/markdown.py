@@ -72,6 +72,7 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "unclear": [row for row in rows if row.unclear],
         "memory": memory,
         "kinds": list(dict.fromkeys(kind for _, _, ranks in memory for rank in ranks for kind in rank.peaks)),
+        "gpus": sorted({gpu for _, _, ranks in memory for rank in ranks for gpu in rank.on_gpus}),
         "telling_memory": telling_memory,
         "charts": list(_charts(facts))[:_MOST_CHARTS],
         "speed_stats": speed_stats.write(facts).splitlines(),

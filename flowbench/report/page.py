@@ -15,7 +15,7 @@ from flowbench.judge.verdict import Verdict
 from flowbench.report import charts, speed_stats
 from flowbench.report.changes import SIGNS, Row, anchor, rows_of
 from flowbench.report.facts import Comparison, Facts, Side, telling_memory
-from flowbench.report.figures import MOST_CHARTS, colours_of, figures_of, left_out_words, memory_timeline
+from flowbench.report.figures import MOST_CHARTS, colours_of, figures_of, histories_of, left_out_words, memory_timeline
 from flowbench.report.headline import headline_of, spoken
 from flowbench.report.style import Style
 from flowbench.report.templating import Ready, Templates
@@ -42,7 +42,7 @@ def view_of(facts: Facts) -> dict[str, Any]:
     """What the template is filled with."""
     document, headline = facts.document, headline_of(facts)
     rows = list(_rows(facts))
-    figures = list(figures_of(facts))
+    figures, histories = list(figures_of(facts)), list(histories_of(facts))
     return {
         "title": _title(facts),
         "verdict": Ready(spoken(headline.verdict, _name)),
@@ -56,10 +56,13 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "rows": rows,
         "states": any(row["words"] for row in rows),
         "ends": _ends(facts),
+        "columns": 7 + any(row["words"] for row in rows) + facts.has_host_times,
         "filters": list(_filters(rows)),
         "figures": figures[:MOST_CHARTS],
         "figures_left_out": left_out_words(min(len(figures), MOST_CHARTS), len(figures)),
         "profiles": list(_profiles(facts)),
+        "histories": histories[:MOST_CHARTS],
+        "histories_left_out": left_out_words(min(len(histories), MOST_CHARTS), len(histories)),
         "speed_stats": speed_stats.write(facts),
         "details": list(details_of(document)),
         "counted": counted,
@@ -109,14 +112,16 @@ def _class_of(verdict: Verdict) -> str:
 
 def _rows(facts: Facts) -> Iterator[dict[str, Any]]:
     judged = {(row.engine, row.case): row for row in rows_of(facts.changes)} if facts.changes else {}
+    earlier = facts.earlier_sides
     colours = colours_of(facts)
     ends = _ends(facts)
     for comparison in facts.comparisons:
         subject, reference, ratio = comparison.subject, comparison.reference, comparison.ratio
-        engine = subject.engine.removesuffix("@head")
-        row = judged.get((engine, comparison.case))
+        row = None if subject.engine in earlier else judged.get((_sideless(facts, subject.engine), comparison.case))
         yield {
-            "id": anchor(subject.engine, comparison.case),
+            "id": anchor(
+                subject.engine if subject.engine in earlier else _sideless(facts, subject.engine), comparison.case
+            ),
             "label": comparison.label,
             "model": one_line(comparison.case.model) or "?",
             "engine": one_line(subject.name) or "?",
@@ -151,6 +156,11 @@ def _ends(facts: Facts) -> tuple[float, float]:
     return min([*lows, *means, 1 / 1.02]), max([*highs, *means, 1.02])
 
 
+def _sideless(facts: Facts, engine: str) -> str:
+    """The engine's name without the side of a comparison that it stands for."""
+    return facts.document.engine(engine).registered_name
+
+
 def _strip(comparison: Comparison) -> Ready | None:
     ratio = comparison.ratio
     if ratio is None or comparison.reference is None:
@@ -164,8 +174,8 @@ def _strip(comparison: Comparison) -> Ready | None:
 def _against_base(facts: Facts, comparison: Comparison) -> Ready | None:
     """The pairs of head and base where both are in this document."""
     engine = comparison.subject.engine
-    base = Cell.of(comparison.case, f"{engine.removesuffix('@head')}@base")
-    if not engine.endswith("@head") or base.key not in facts.document.by_key:
+    base = Cell.of(comparison.case, f"{_sideless(facts, engine)}@base")
+    if engine in facts.earlier_sides or base.key not in facts.document.by_key:
         return None
     pairs = matched_samples(facts.document, Cell.of(comparison.case, engine), base)
     if not pairs:
@@ -213,6 +223,12 @@ def _kinds(subject: Side, reference: Side | None) -> list[dict[str, Any]]:
         other = next((one.peaks for one in reference.memory if one.rank == rank.rank), {}) if reference else {}
         for kind, peak in rank.peaks.items():
             rows.append({"rank": rank.rank, "kind": kind, "subject": peak, "reference": other.get(kind)})
+        if len(rank.on_gpus) > 1 or any(gpu != rank.rank for gpu in rank.on_gpus):
+            others = next((one.on_gpus for one in reference.memory if one.rank == rank.rank), {}) if reference else {}
+            for gpu, held in rank.on_gpus.items():
+                rows.append(
+                    {"rank": rank.rank, "kind": f"held on GPU {gpu}", "subject": held, "reference": others.get(gpu)}
+                )
     return rows
 
 

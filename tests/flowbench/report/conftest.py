@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from flowbench.cell import Case, Cell
+from flowbench.judge import series
 from flowbench.judge import verdict as judge
 from flowbench.judge.verdict import Verdict
-from flowbench.record import profile, run
+from flowbench.record import gpu, profile, run
 
 MIB = 1024 * 1024
 FLOW = run.Engine("flow-eager", "Flow", "framework", "0.1.0")
@@ -138,10 +139,11 @@ class Situation:
 
     document: run.RunDocument
     comparison: judge.ComparisonSet | None = None
+    history: tuple[series.Series, ...] = ()
 
 
-BASE = dataclasses.replace(FLOW, name="flow-eager@base", display_name="Flow base")
-HEAD = dataclasses.replace(FLOW, name="flow-eager@head", display_name="Flow head")
+BASE = dataclasses.replace(FLOW, name="flow-eager@base", display_name="Flow base", side="base")
+HEAD = dataclasses.replace(FLOW, name="flow-eager@head", display_name="Flow head", side="head")
 SIDES = judge.SideName("main", "1a2b3c4d5e6f", False), judge.SideName("working tree", "0123456789ab", True)
 WHY = {
     Verdict.SLOWER: "the interval lies beyond 1 %, and 10 new pairs agree",
@@ -206,8 +208,25 @@ def sitting(sizes: list[int], verdicts: dict[int, tuple[Verdict, Verdict | None]
     return Situation(document(cases, [BASE, HEAD, TORCH], **measured), compared(cases, verdicts, **changes))
 
 
+def on_gpus(plain: run.RunDocument, stray: str) -> run.RunDocument:
+    """Every rank holds memory on its own GPU; the later ranks of the engine `stray` on the first one's too."""
+
+    def placed(rank: run.RankSample, engine: str) -> run.RankSample:
+        uses = [gpu.GpuUse(rank.rank, 6000 * MIB)]
+        if rank.rank and engine == stray:
+            uses.insert(0, gpu.GpuUse(0, 508 * MIB))
+        memory = dataclasses.replace(rank.memory, gpu_uses=tuple(uses), gpu_uses_how="asked by process")
+        return dataclasses.replace(rank, device=f"cuda:{rank.rank}", memory=memory, host_ms=(11.0, 12.0))
+
+    samples = tuple(
+        dataclasses.replace(one, ranks=tuple(placed(rank, plain.by_key[one.cell].engine) for rank in one.ranks))
+        for one in plain.samples
+    )
+    return dataclasses.replace(plain, samples=samples)
+
+
 def stray_context() -> Situation:
-    """Two ranks on two GPUs; the second holds a context on the first one's GPU."""
+    """Two ranks on two GPUs; head's second rank holds a context on the first one's GPU."""
     case = batch(16, world_size=2, ddp=True, device="cuda")
     grown = judge.Quantity("peak on the GPU", rank=1, gpu=0)
     alike = judge.Quantity("peak on the GPU", rank=1, gpu=1)
@@ -217,9 +236,8 @@ def stray_context() -> Situation:
                reason="rank 1 holds 508 MiB on GPU 0, where it has nothing to do: a context of its own"),
         judged(case, alike, Verdict.SAME),
     )  # fmt: skip
-    return Situation(
-        document([case], [BASE, HEAD, TORCH], machine=GPU_BOX), compared([case], {}, comparisons=comparisons)
-    )
+    measured = on_gpus(document([case], [BASE, HEAD, TORCH], machine=GPU_BOX), stray=HEAD.name)
+    return Situation(measured, compared([case], {}, comparisons=comparisons))
 
 
 def profiled() -> run.RunDocument:
@@ -240,6 +258,34 @@ def profiled() -> run.RunDocument:
         missing=("modules of the backward ops: this engine does not keep them",),
     )  # fmt: skip
     return dataclasses.replace(plain, profiles=(seen,))
+
+
+def measured_before(cell: Cell) -> series.Series:
+    """Twelve runs of a cell, slower by a tenth and a third larger from the seventh on; one of them failed."""
+    points = []
+    for number in range(12):
+        time_ms = 500.0 * (1.1 if number > 5 else 1.0) + number % 3
+        peaks = {"peak allocated": (1067 if number > 5 else 800) * MIB}
+        failed = number == 3
+        figures = (None, None, None, None, {}) if failed else (time_ms, time_ms - 4, time_ms + 4, 1.4, peaks)
+        when = f"2026-11-{number + 10}T08:00:00Z"
+        points.append(
+            series.SeriesPoint(
+                when, f"run-{number}", f"{number:x}" * 12, number == 5, "failed" if failed else "ok", *figures
+            )
+        )
+    shifts = (series.Shift(6, "step time", 501.0, 551.0), series.Shift(6, "peak allocated", 800.0 * MIB, 1067.0 * MIB))
+    return series.Series(cell.key, cell.label, "AMD EPYC 9B14", False, tuple(points), shifts)
+
+
+def told_before() -> series.Series:
+    """What old comments told; the first has no date."""
+    label = "Flow resnet50 [16, 3, 224, 224]"
+    times = [(None, 131.2), ("2021-07-01", 128.4), ("2021-09-12", 127.9), ("2022-02-03", 128.3)]
+    points = tuple(
+        series.SeriesPoint(when, "comment", None, False, "ok", time, None, None, 1.1) for when, time in times
+    )
+    return series.Series(label, label, "NVIDIA GeForce GTX 1080", True, points)
 
 
 def hostile_comparison(name: str) -> judge.ComparisonSet:
@@ -284,6 +330,10 @@ def situations(documents: dict[str, run.RunDocument], many: run.RunDocument) -> 
         "no_gpu": Situation(documents["two_cells"]),
         "stray_context": stray_context(),
         "profiled": Situation(profiled()),
+        "with_history": Situation(
+            documents["two_cells"], history=(measured_before(documents["two_cells"].cells[0]), told_before())
+        ),
+        "old_comments_only": Situation(documents["two_cells"], history=(told_before(),)),
         "many_models": Situation(
             document(
                 [batch(size, model=model, world_size=world, ddp=world > 1) for model in ("resnet18", "resnet50") for world in (1, 2)

@@ -25,7 +25,7 @@ ARGUMENTS = (
     " --disable-component-update --disable-sync"
 ).split()
 SITUATIONS = [
-    "two_cells", "nothing_measured", "no_cells", "two_ranks", "profiled", "slower", "failed", "other_machine", "stray_context",
+    "two_cells", "nothing_measured", "no_cells", "two_ranks", "profiled", "with_history", "slower", "failed", "other_machine", "stray_context",
     "hostile_names",
 ]  # fmt: skip
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
@@ -53,7 +53,7 @@ def show(browser: Any, situations: dict[str, Any], tmp_path: Path) -> Iterator[O
 
     def opened(what: str, viewport: dict[str, int] = DESK, anchor: str = "", **options: Any) -> Any:
         made = situations.get(what)
-        text = report.render(made.document, "html", comparison=made.comparison) if made else what
+        text = report.render(made.document, "html", comparison=made.comparison, history=made.history) if made else what
         file = tmp_path / f"page-{len(contexts)}.html"
         file.write_text(text, encoding="utf-8")
         contexts.append(browser.new_context(viewport=viewport, **options))

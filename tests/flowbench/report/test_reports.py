@@ -29,17 +29,19 @@ SUFFIX = {
 # Single runs, and base against head.
 RUNS = [
     "two_cells", "reference_failed", "no_reference", "nothing_measured", "interrupted", "killed", "same_names", "two_ranks",
-    "disturbed", "no_cells", "no_gpu", "profiled",
+    "disturbed", "no_cells", "no_gpu", "profiled", "with_history", "old_comments_only",
 ]  # fmt: skip
 COMPARISONS = [
     "all_same", "slower", "faster", "memory_grew", "void", "failed", "hung", "no_baseline", "other_machine", "canary_flagged",
     "one_cell", "hostile_names", "stray_context", "lost",
 ]  # fmt: skip
+# What only the page shows.
+PAGES_ALONE = ["profiled", "with_history", "old_comments_only"]
 SITUATIONS = [*RUNS, *COMPARISONS]
 GOLDENS = (
-    [(situation, form) for situation in SITUATIONS for form in ("console", "markdown")]
-    + [(situation, "speed-stats") for situation in (*RUNS, "hostile_names", "failed")]
-    + [(situation, "html") for situation in ("two_cells", "slower", "stray_context", "hostile_names", "profiled")]
+    [(situation, form) for situation in SITUATIONS if situation not in PAGES_ALONE for form in ("console", "markdown")]
+    + [(situation, "speed-stats") for situation in (*RUNS, "hostile_names", "failed") if situation not in PAGES_ALONE]
+    + [(situation, "html") for situation in ("two_cells", "slower", "stray_context", "hostile_names", *PAGES_ALONE)]
     + [(situation, form) for situation in ("two_ranks", "slower", "failed") for form in ("junit", "openmetrics")]
     + [("failed", "csv")]
 )
@@ -47,7 +49,7 @@ TEXTS = [*report.STYLED, *report.FORMATS]
 
 
 def rendered(situation: Any, form: str, **more: Any) -> str:
-    return report.render(situation.document, form, comparison=situation.comparison, **more)
+    return report.render(situation.document, form, comparison=situation.comparison, history=situation.history, **more)
 
 
 @pytest.mark.parametrize(("situation", "form"), GOLDENS)

@@ -1,0 +1,218 @@
+"""`flowbench report`: where it writes, what a terminal is given, and templates of a user's own."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flowbench import cli, report, reporting
+from flowbench.errors import FlowbenchError
+from flowbench.record.document import read_document
+from flowbench.report.style import Style
+
+ROOT = Path(__file__).parents[3]
+(DOCUMENT,) = (ROOT / "reports" / "cpu-2-cores").glob("*.json")
+
+
+@pytest.fixture
+def flowbench(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable:
+    """Runs a command line in an empty folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(["report", str(DOCUMENT), *arguments])
+        out, err = capfd.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("place", "way_out"), [("nowhere/x.md", "No such file or directory"), ("/proc/x.md", "cannot write /proc/x.md: ")]
+)
+def test_a_file_that_cannot_be_written_is_one_line(flowbench: Callable, place: str, way_out: str) -> None:
+    status, out, err = flowbench("--format", "markdown", "-o", place)
+    assert (status, out) == (2, "")
+    assert err.startswith("flowbench: cannot write ")
+    assert way_out in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_device_is_written_to_and_not_replaced(flowbench: Callable) -> None:
+    status, _, err = flowbench("-o", "/dev/full")
+    assert status == 2
+    assert err == "flowbench: cannot write /dev/full: No space left on device; choose another file with --out\n"
+    assert not Path("/dev/full").is_file()
+
+
+def test_a_file_that_is_there_is_replaced_whole(flowbench: Callable, tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text("old")
+    assert flowbench("--format", "html", "-o", "x.html") == (0, "", "")
+    assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+    assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
+
+
+class TestTemplates:
+    """A folder of the user's in place of our templates."""
+
+    def render(
+        self, flowbench: Callable, folder: Path, form: str = "markdown", **templates: str
+    ) -> tuple[int, str, str]:
+        folder.mkdir()
+        for name, text in templates.items():
+            (folder / name.replace("_", ".")).write_text(text)
+        return flowbench("--format", form, "--templates", str(folder))
+
+    def test_a_template_is_replaced_as_a_whole(self, flowbench: Callable, tmp_path: Path) -> None:
+        text = "{{ verdict }} {% for one in facts.comparisons %}{{ one.label }}={{ one.subject.times.median_ms | ms }};{% endfor %}"
+        status, out, err = self.render(flowbench, tmp_path / "mine", report_md_j2=text)
+        assert (status, err) == (0, "")
+        assert out.startswith(
+            "Flow: 1.15 times PyTorch's speed (geometric mean of 3 of 3 cells). `resnet50 [4, 3, 224, 224]`=755.7;"
+        )
+
+    def test_a_block_is_replaced_and_the_rest_stays(self, flowbench: Callable, tmp_path: Path) -> None:
+        text = '{% extends "own/page.html.j2" %}{% block footer %}Our team{% endblock %}'
+        status, out, err = self.render(flowbench, tmp_path / "mine", "html", page_html_j2=text)
+        assert (status, err) == (0, "")
+        assert "<footer>Our team</footer>" in out
+        assert "This file loads nothing" not in out
+        assert '<h2 id="cells">Cells</h2>' in out
+
+    def test_the_looks_alone_can_be_replaced_too(self, flowbench: Callable, tmp_path: Path) -> None:
+        status, out, _ = self.render(flowbench, tmp_path / "mine", "html", page_css=":root { --paper: hotpink; }")
+        assert status == 0
+        assert ":root { --paper: hotpink; }" in out
+        assert "tabular-nums" not in out
+
+    def test_what_a_template_writes_from_data_is_escaped_by_itself(self, situations_hostile: tuple[str, str]) -> None:
+        markdown, page = situations_hostile
+        assert "<!--" not in markdown
+        assert "@someone" not in markdown
+        assert "<br>" not in page
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("a\n{{ nothing }}", "template report.md.j2: 'nothing' is undefined"),
+            ("{% for %}", "template report.md.j2, line 1: "),
+            ("{{ facts.document.cells | sum }}", "template report.md.j2: unsupported operand"),
+            ("{{ 1 // 0 }}", "template report.md.j2: integer division or modulo by zero"),
+            ("{% include 'other' %}", "template other: "),
+        ],
+    )
+    def test_a_mistake_is_one_line_that_names_the_template(
+        self, flowbench: Callable, tmp_path: Path, text: str, said: str
+    ) -> None:
+        status, out, err = self.render(flowbench, tmp_path / "mine", report_md_j2=text)
+        assert (status, out) == (2, "")
+        assert err.startswith(f"flowbench: {said}")
+        assert len(err.splitlines()) == 1
+
+    def test_a_folder_without_templates_is_one_line(self, flowbench: Callable, tmp_path: Path) -> None:
+        status, _, err = self.render(flowbench, tmp_path / "mine", markdown_j2="x")
+        assert status == 2
+        assert "has none of the templates report.md.j2, page.html.j2, page.css, page.js" in err
+        status, _, err = flowbench("--format", "html", "--templates", "nowhere")
+        assert err == "flowbench: nowhere: No such file or directory, expected a folder of templates\n"
+
+    def test_a_template_that_says_too_much_is_cut(self, flowbench: Callable, tmp_path: Path) -> None:
+        text = "{{ verdict }}\n{% for n in range(9000) %}line {{ n }}\n{% endfor %}"
+        status, out, _ = self.render(flowbench, tmp_path / "mine", report_md_j2=text)
+        assert status == 0
+        assert len(out) <= 60_000
+        assert out.rstrip().endswith("… cut here: the text was too long for a comment.")
+
+
+@pytest.fixture
+def situations_hostile(situations: dict) -> tuple[str, str]:
+    """A hostile document in templates of one word."""
+    document = situations["hostile_names"].document
+    word = "{{ facts.comparisons[0].subject.name }} {{ document.git.commit }} {{ document.findings[0].message }}"
+    style = Style(templates={"report.md.j2": word, "page.html.j2": word})
+    return report.render(document, "markdown", style=style), report.render(document, "html", style=style)
+
+
+class _Terminal(io.StringIO):
+    def __init__(self, encoding: str, is_terminal: bool = True) -> None:
+        super().__init__()
+        self._encoding, self._is_terminal = encoding, is_terminal
+
+    @property
+    def encoding(self) -> str:
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+@pytest.mark.parametrize(
+    ("stream", "environment", "expected"),
+    [
+        (_Terminal("utf-8"), {}, Style(colour=True)),
+        (_Terminal("utf-8"), {"NO_COLOR": "1"}, Style()),
+        (_Terminal("utf-8"), {"TERM": "dumb"}, Style()),
+        (_Terminal("utf-8", is_terminal=False), {}, Style()),
+        (_Terminal("ascii"), {}, Style(colour=True, ascii_only=True)),
+        (_Terminal("latin-1", is_terminal=False), {}, Style(ascii_only=True)),
+        (None, {}, Style()),
+    ],
+)
+def test_a_terminal_gets_what_it_can_show(
+    monkeypatch: pytest.MonkeyPatch, stream: _Terminal | None, environment: dict[str, str], expected: Style
+) -> None:
+    for name in ("NO_COLOR", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert reporting.terminal_style() == expected
+
+
+def test_in_ascii_nothing_is_lost_but_accents(situations: dict) -> None:
+    for name, situation in situations.items():
+        text = report.render(situation.document, comparison=situation.comparison, style=Style(ascii_only=True))
+        assert text.isascii()
+        if name != "hostile_names":
+            assert "?" not in text.replace("?  ", "").replace("killed?", "").replace("memory?", "")
+    assert Style(ascii_only=True).shown("naïve → 2 × 3 … Ⅳ 漢") == "naive -> 2 x 3 ... IV ?"
+
+
+def test_colours_say_what_words_say(situations: dict) -> None:
+    made = situations["slower"]
+    plain = report.render(made.document, comparison=made.comparison)
+    painted = report.render(made.document, comparison=made.comparison, style=Style(colour=True))
+    lines = painted.splitlines()
+    assert lines[0] == f"\x1b[31m{plain.splitlines()[0]}\x1b[0m"
+    assert sum(line.startswith("\x1b[31m▼") for line in lines) == 2
+    assert sum(line.startswith("\x1b[33m?") for line in lines) == 1
+    assert re.sub(r"\x1b\[\d+m", "", painted) == plain
+
+
+def test_a_pipe_that_shows_ascii_alone_gets_ascii() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "flowbench", "report", str(DOCUMENT)]
+    done = subprocess.run(command, capture_output=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.isascii()
+
+
+@pytest.mark.parametrize(
+    ("library", "form"),
+    [("jinja2", "markdown"), ("jinja2", "html"), ("pandas", "csv"), ("prometheus_client", "openmetrics")],
+)
+def test_a_missing_library_is_named_with_the_way_out(monkeypatch: pytest.MonkeyPatch, library: str, form: str) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == library]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(FlowbenchError, match=r"pip install 'flowbench\[report\]'"):
+        report.render(read_document(DOCUMENT), form)
+    assert report.render(read_document(DOCUMENT), "console")
