@@ -136,6 +136,14 @@ def cli(ctx: click.Context) -> int:
 @click.option("--device", type=click.Choice(("cpu", "cuda")), help="Where. Default: a GPU where one answers.")
 @click.option("--model", "models", multiple=True, metavar="NAME …", help="The models. Default: the preset's.")
 @click.option("--batch-size", "batch_sizes", multiple=True, type=_COUNT, metavar="N …", help="Images per step.")
+@click.option("--world-size", "world_sizes", multiple=True, type=click.IntRange(1, 4096), metavar="R …",
+              help="How many ranks train together, by each engine's DDP. Default: the preset's.")  # fmt: skip
+@click.option("--ddp", is_flag=True, default=None, help="A world size of 1 trains through DDP too: what it costs.")
+@click.option("--broadcast-buffers/--no-broadcast-buffers", default=None, help="What DDP does before each forward.")
+@click.option("--launcher", type=click.Choice(("torchrun", "mpirun", "srun")),
+              help="What starts ranks, on several machines as well. Default: flowbench, on this one.")  # fmt: skip
+@click.option("--launcher-option", "launcher_options", multiple=True, metavar="WORD …",
+              help="An option of the launcher, for example --launcher-option=--host=a,b.")  # fmt: skip
 @click.option("--input-shape", "image_shape", type=_ImageShape(), help="The shape of one image, for example 3x224x224.")
 @click.option("--steps", type=_COUNT, help="Timed steps per process.")
 @click.option("--warmup", type=click.IntRange(0, 1_000_000), help="Steps before them that are not counted.")

@@ -31,6 +31,7 @@ _BUILT_IN = {
     "torch-eager-benchmark": "flowbench.engines.torch:TorchEagerBenchmark",
     "torch-channels-last-benchmark": "flowbench.engines.torch:TorchChannelsLastBenchmark",
     "flow-eager-untimed": "flowbench.engines.flow:FlowEagerUntimed",
+    "torch-channels-last-static": "flowbench.engines.torch:TorchChannelsLastStatic",
 }
 
 
@@ -48,6 +49,9 @@ class Task:
 
     The arrays of `weights` are views of one buffer that is given back after `build`: copy what is kept. On a GPU the
     engine's allocator may take `gpu_memory_limit_bytes` at most, where that is not None.
+
+    Where the cell says `ddp` this is rank `rank` of `world_size`, number `local_rank` on its machine, and the environment has
+    RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; waiting for another rank may take `timeout_s`.
     """
 
     cell: Cell
@@ -58,6 +62,13 @@ class Task:
     rank: int
     world_size: int
     gpu_memory_limit_bytes: int | None = None
+    local_rank: int = 0
+    timeout_s: float = 300.0
+
+    @property
+    def device(self) -> str:
+        """Where this rank trains: `cpu`, or the GPU of its number on the machine."""
+        return "cpu" if self.cell.device == "cpu" else f"cuda:{self.local_rank}"
 
 
 class Event(Protocol):
@@ -140,6 +151,19 @@ class Training(Protocol):
 
     def synchronize(self) -> None:
         """Wait until the device has done all work of the steps started so far."""
+        return
+
+    def parameters(self) -> Mapping[str, np.ndarray] | None:
+        """The learned weights now, on the host, by the names of `Task.weights`; None (the default) where nobody is to compare
+        them between ranks."""
+        return None
+
+    def loss_on(self, batch: Batch) -> float | None:
+        """The loss on a batch, with nothing learned from it and no other rank needed; asked after the last step."""
+        return None
+
+    def close(self) -> None:
+        """Part from the other ranks. Called last."""
         return
 
     def threads(self) -> int | None:
@@ -228,6 +252,13 @@ def device_refusal(engine: Engine, device: Device) -> str | None:
     """Why `engine` cannot run on `device`; None where it can. An engine that names no devices runs on the CPU."""
     devices = getattr(engine, "devices", ("cpu",))
     return None if device in devices else f"it does not run on {device}, but on {', '.join(map(str, devices))}"
+
+
+def ranks_refusal(case: Case) -> str | None:
+    """Why an engine with a DistributedDataParallel cannot run `case` for its number of ranks; None where it can."""
+    if case.world_size > 1 and not case.ddp:
+        return f"{case.world_size} ranks that do not train together are no training"
+    return None
 
 
 def ask(engine: Engine, question: Question, *about: Case) -> str | None:

@@ -14,11 +14,21 @@ ALL_ENGINES = ("flow-eager", "torch-channels-last", REFERENCE)
 
 
 @dataclass(frozen=True)
+class RankGrid:
+    """Cells of several ranks that train together, beside a preset's others: its models and image shapes, by some engines."""
+
+    world_size: int
+    batch_sizes: tuple[int, ...]
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Preset:
     """A grid: every model on every image shape [C, H, W] at every batch size, by every engine; and how often.
 
-    After `wall_cap_s` no further round is begun, unless a number of pairs was asked for. Without a `device` it is for GPUs
-    where there are some, else for the CPU.
+    That is on each number of ranks in `world_sizes`: several train together (`ddp`), one does so where `ddp` is set.
+    `rank_grids` come behind. After `wall_cap_s` no further round is begun, unless a number of pairs was asked for. Without a
+    `device` it is for GPUs where there are some, else for the CPU.
     """
 
     summary: str
@@ -32,26 +42,44 @@ class Preset:
     reference: str | None = REFERENCE
     wall_cap_s: float | None = None
     device: Device | None = None
+    world_sizes: tuple[int, ...] = (1,)
+    ddp: bool = False
+    broadcast_buffers: bool = True
+    rank_grids: tuple[RankGrid, ...] = ()
 
-    def cells(self, threads: int) -> Iterator[Cell]:
-        """The cells of the grid, case by case."""
-        for model, image_shape, batch_size in itertools.product(self.models, self.image_shapes, self.batch_sizes):
+    @property
+    def all_engines(self) -> tuple[str, ...]:
+        """The engines of all cells, each once."""
+        return tuple(dict.fromkeys([*self.engines, *(name for grid in self.rank_grids for name in grid.engines)]))
+
+    def cells(self, threads: int, *, shared: bool = False) -> Iterator[Cell]:
+        """The cells, case by case; each rank has `threads`, or on a CPU its part of them where they are `shared`."""
+        for world_size in self.world_sizes:
+            yield from self._cells(RankGrid(world_size, self.batch_sizes, self.engines), threads, shared)
+        for grid in self.rank_grids:
+            yield from self._cells(grid, threads, shared)
+
+    def _cells(self, grid: RankGrid, threads: int, shared: bool) -> Iterator[Cell]:
+        if shared and self.device != "cuda":
+            threads = max(1, threads // grid.world_size)
+        for model, image_shape, batch_size in itertools.product(self.models, self.image_shapes, grid.batch_sizes):
             case = Case(
                 model=model,
                 input_shape=(batch_size, *image_shape),
                 precision="float32",
                 mode="eager",
-                world_size=1,
-                ddp=False,
-                broadcast_buffers=True,
+                world_size=grid.world_size,
+                ddp=self.ddp or grid.world_size > 1,
+                broadcast_buffers=self.broadcast_buffers,
                 backward=True,
                 threads=threads,
                 device=self.device or "cpu",
             )
-            yield from (Cell.of(case, engine) for engine in self.engines)
+            yield from (Cell.of(case, engine) for engine in grid.engines)
 
 
 IMAGE = (3, 224, 224)
+_DDP_ENGINES = ("flow-eager", REFERENCE)
 
 PRESETS = {
     "smoke": Preset(
@@ -59,17 +87,20 @@ PRESETS = {
         ALL_ENGINES, ("resnet18",), ((3, 64, 64),), (4, 1), steps=5, warmup=2, pairs=2,
     ),
     "cpu": Preset(
-        "the default without a GPU: ResNet50 training, N = 4, 2, 1, in six minutes at most",
+        "the default without a GPU: ResNet50 training, N = 4, 2, 1, and 2, 1 on two ranks, in six minutes at most",
         ALL_ENGINES, ("resnet50",), (IMAGE,), (4, 2, 1), steps=5, warmup=3, pairs=3, wall_cap_s=285, device="cpu",
+        rank_grids=(RankGrid(2, (2, 1), _DDP_ENGINES),),
     ),
     "gpu": Preset(
-        "the default with a GPU: ResNet50 training, N = 1 to 256, in ten minutes at most",
+        "the default with a GPU: ResNet50 training, N = 1 to 256, and 1 to 16 on two GPUs, in ten minutes at most",
         ALL_ENGINES, ("resnet50",), (IMAGE,), (256, 128, 64, 32, 16, 8, 4, 2, 1),
         steps=20, warmup=5, pairs=2, wall_cap_s=570, device="cuda",
+        rank_grids=(RankGrid(2, (16, 8, 4, 2, 1), (*_DDP_ENGINES, "torch-channels-last-static")),),
     ),
     "seed": Preset(
-        "the classic setting: ResNet50, 50 steps, N = 16, 8, 4, 2, 1",
+        "the classic setting: ResNet50, 50 steps, N = 16, 8, 4, 2, 1, on one rank and on two",
         ("flow-eager", REFERENCE), ("resnet50",), (IMAGE,), (16, 8, 4, 2, 1), steps=50, warmup=5, pairs=2,
+        rank_grids=(RankGrid(2, (16, 8, 4, 2, 1), _DDP_ENGINES),),
     ),
     "full": Preset(
         "hours: all depths of ResNet, N = 16 to 1, ten pairs",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from flowbench.cell import Case
-from flowbench.engine import Engine, Event, StepProfile, Task, Training
+from flowbench.engine import Batch, Engine, Event, StepProfile, Task, Training, ranks_refusal
 
 
 class FlowTraining(Training):
@@ -16,7 +18,7 @@ class FlowTraining(Training):
     def __init__(self, task: Task) -> None:
         import framework as flow
 
-        self.device = "cpu" if task.cell.device == "cpu" else f"cuda:{task.rank}"
+        self.device = task.device
         self._flow = flow
         self._on_gpu = self.device != "cpu"
         self._memory = flow.cuda if self._on_gpu else flow.cpu
@@ -27,6 +29,12 @@ class FlowTraining(Training):
         self._model = _build_model(flow, task)
         self._model.load_state_dict(dict(task.weights))
         self._model.to(self.device)
+        self._ranks = flow.distributed if task.cell.ddp else None
+        if self._ranks is not None:
+            self._ranks.init_process_group(timeout=task.timeout_s)
+            self._model = flow.nn.parallel.DistributedDataParallel(
+                self._model, broadcast_buffers=task.cell.broadcast_buffers
+            )
         self._model.train()
         self._batches = [
             (flow.tensor(batch.images, device=self.device), flow.tensor(batch.labels, device=self.device))
@@ -73,6 +81,20 @@ class FlowTraining(Training):
     def synchronize(self) -> None:
         if self._on_gpu:
             self._flow.cuda.synchronize()
+
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        inner = self._model if self._ranks is None else self._model.module
+        return {name: np.asarray(p.detach().to("cpu").numpy()) for name, p in inner.named_parameters()}
+
+    def loss_on(self, batch: Batch) -> float:
+        inner = self._model if self._ranks is None else self._model.module
+        images, labels = (self._flow.tensor(values, device=self.device) for values in (batch.images, batch.labels))
+        with self._flow.no_grad():
+            return float(self._criterion(inner(images), labels).item())
+
+    def close(self) -> None:
+        if self._ranks is not None:
+            self._ranks.destroy_process_group()
 
     def threads(self) -> int | None:
         # NumPy's kernels cannot be asked: its library read the number of threads from the environment when it was loaded.
@@ -130,9 +152,7 @@ class FlowEager(Engine):
             return f"flow-eager trains in float32, not in {case.precision}"
         if case.mode != "eager":
             return f"flow-eager runs op by op, not in mode {case.mode}"
-        if case.world_size != 1:
-            return "flow-eager runs one rank"
-        return None
+        return ranks_refusal(case)
 
 
 class FlowEagerUntimed(FlowEager):

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from flowbench.cell import Case
-from flowbench.engine import Engine, Event, StepProfile, Task, Training
+from flowbench.engine import Batch, Engine, Event, StepProfile, Task, Training, ranks_refusal
 
 
 class TorchTraining(Training):
     """A PyTorch model being trained with PyTorch's SGD."""
 
-    def __init__(self, task: Task, channels_last: bool) -> None:
+    def __init__(self, task: Task, channels_last: bool, **parallel: bool) -> None:
         import torch
 
         from flowbench.engines.torch_models import build_model
 
         self._torch = torch
-        self.device = "cpu" if task.cell.device == "cpu" else f"cuda:{task.rank}"
+        self.device = task.device
         self._on_gpu = self.device != "cpu"
         if self._on_gpu:
             _open_gpu(torch, self.device, task.gpu_memory_limit_bytes)
@@ -29,6 +29,9 @@ class TorchTraining(Training):
         self._model.train()
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._model.to(self.device, memory_format=memory_format)
+        self._ranks = torch.distributed if task.cell.ddp else None
+        if self._ranks is not None:
+            self._model = _join_ranks(torch, task, self._model, parallel)
         self._batches = [
             (
                 torch.from_numpy(batch.images).to(self.device).contiguous(memory_format=memory_format),
@@ -71,6 +74,20 @@ class TorchTraining(Training):
         if self._on_gpu:
             self._torch.cuda.synchronize()
 
+    def parameters(self) -> Mapping[str, np.ndarray]:
+        inner = self._model if self._ranks is None else self._model.module
+        return {name: p.detach().cpu().contiguous().numpy() for name, p in inner.named_parameters()}
+
+    def loss_on(self, batch: Batch) -> float:
+        inner = self._model if self._ranks is None else self._model.module
+        images, labels = (self._torch.from_numpy(values).to(self.device) for values in (batch.images, batch.labels))
+        with self._torch.no_grad():
+            return float(self._criterion(inner(images), labels).item())
+
+    def close(self) -> None:
+        if self._ranks is not None:
+            self._ranks.destroy_process_group()
+
     def threads(self) -> int:
         return self._torch.get_num_threads()
 
@@ -112,9 +129,7 @@ class TorchEager(Engine):
             return f"{self.display_name} is measured in float32, not in {case.precision}"
         if case.mode != "eager":
             return f"{self.display_name} is measured op by op, not in mode {case.mode}"
-        if case.world_size != 1:
-            return f"{self.display_name} is measured with one rank"
-        return None
+        return ranks_refusal(case)
 
 
 class TorchChannelsLast(TorchEager):
@@ -136,6 +151,41 @@ class TorchChannelsLastBenchmark(TorchChannelsLast):
 
     display_name = "PyTorch-NHWC-benchmark"
     autotuned = True
+
+
+class TorchChannelsLastStatic(TorchChannelsLast):
+    """PyTorch's DDP at its best on GPUs: channels_last, gradients as views of buckets, a graph that stays the same."""
+
+    display_name = "PyTorch-NHWC-static"
+
+    def build(self, task: Task) -> TorchTraining:
+        import torch
+
+        torch.backends.cudnn.benchmark = self.autotuned
+        return TorchTraining(task, self.channels_last, gradient_as_bucket_view=True, static_graph=True)
+
+    def unsupported(self, case: Case) -> str | None:
+        if not case.ddp or case.device != "cuda":
+            return "static_graph and gradient_as_bucket_view are settings of DDP, measured on GPUs"
+        return super().unsupported(case)
+
+
+def _join_ranks(torch: Any, task: Task, model: Any, parallel: dict[str, bool]) -> Any:
+    """The model in DDP's hands, after the ranks have found each other: by gloo on the CPU, nccl on GPUs."""
+    from datetime import timedelta
+
+    on_gpu = task.cell.device == "cuda"
+    torch.distributed.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        timeout=timedelta(seconds=task.timeout_s),
+        **({"device_id": torch.device(task.device)} if on_gpu else {}),
+    )
+    return torch.nn.parallel.DistributedDataParallel(
+        model,
+        device_ids=[task.local_rank] if on_gpu else None,
+        broadcast_buffers=task.cell.broadcast_buffers,
+        **parallel,
+    )
 
 
 def _open_gpu(torch: Any, device: str, memory_limit_bytes: int | None) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from flowbench.nvml import Driver, Holders, open_driver, process_ids
 from flowbench.record.gpu import GpuUse
+from flowbench.record.run import RankSample
 
 # Less than this is no context: counters of the driver move by themselves.
 _NOISE_BYTES = 2**20
@@ -24,6 +25,24 @@ class DriverMeter:
         if not isinstance(self._driver, Driver):
             return (), self._driver
         return own_use(self._before, _holders(self._driver), process_ids(), self._rank, self._world_size)
+
+
+def foreign_memory(rank: RankSample) -> list[str]:
+    """What a rank holds on GPUs that are not its own, in words: a context there costs some hundred MiB and helps nobody."""
+    own = rank.device.partition(":")[2]
+    if not own.isdigit():
+        return [
+            f"rank {rank.rank} trains on the CPU and holds {_mib(use)} on GPU {use.gpu}" for use in rank.memory.gpu_uses
+        ]
+    return [
+        f"rank {rank.rank} holds {_mib(use)} on GPU {use.gpu}, its own is GPU {own}"
+        for use in rank.memory.gpu_uses
+        if use.gpu != int(own)
+    ]
+
+
+def _mib(use: GpuUse) -> str:
+    return f"{use.held_bytes / 2**20:.0f} MiB"
 
 
 def own_use(

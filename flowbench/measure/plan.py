@@ -15,7 +15,7 @@ from flowbench.cell import Case, Cell, Device
 from flowbench.engine import Engine, ask, device_refusal, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.schedule import ORDER
-from flowbench.presets import Preset, default_preset, find_preset
+from flowbench.presets import Preset, RankGrid, default_preset, find_preset
 from flowbench.record import machine as fingerprint
 from flowbench.record.run import Ending, Finding, Machine, NotMeasured, Protocol, RunDocument
 from flowbench.record.run import Engine as EngineRecord
@@ -50,6 +50,11 @@ class Request:
     wall_cap_s: float | None = None
     device: Device | None = None
     gpu_memory_limit_bytes: int | None = None
+    world_sizes: tuple[int, ...] = ()
+    ddp: bool | None = None
+    broadcast_buffers: bool | None = None
+    launcher: str | None = None
+    launcher_options: tuple[str, ...] = ()
 
     def conflicts(self, document: RunDocument) -> list[str]:
         """What was asked for and differs from `document`'s settings, each in words."""
@@ -68,9 +73,11 @@ class Request:
                 {self.image_shape} if self.image_shape else None,
                 {cell.input_shape[1:] for cell in cells},
             ),
+            ("world sizes", set(self.world_sizes) or None, {cell.world_size for cell in cells}),
+            ("ddp", {self.ddp} if self.ddp else None, {cell.ddp for cell in cells}),
             ("device", {self.device} if self.device else None, {cell.device for cell in cells}),
         ]
-        names = ("steps", "warmup", "pairs", "threads", "seed", "gpu_memory_limit_bytes")
+        names = ("steps", "warmup", "pairs", "threads", "seed", "gpu_memory_limit_bytes", "launcher")
         pairs += [(name, getattr(self, name), getattr(protocol, name)) for name in names]
         return [
             f"{name} {_words(theirs)}, asked for {_words(ours)}"
@@ -89,14 +96,18 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
     name = request.preset or default_preset(machine.gpus if request.device != "cpu" else ())
     preset = _with_request(find_preset(name), request, machine)
     threads = request.threads or fingerprint.default_threads(machine)
-    _check_size(preset, machine)
+    _check_size(preset, machine, request.launcher)
     engines, not_measured = _available(preset)
     cells = []
-    for cell in preset.cells(threads):
+    for cell in preset.cells(threads, shared=request.threads is None):
         if cell.engine not in engines:
             continue
         engine = engines[cell.engine]
-        reason = device_refusal(engine, cell.device) or _why_not(engine, "unsupported", cell.case)
+        reason = (
+            device_refusal(engine, cell.device)
+            or _why_not(engine, "unsupported", cell.case)
+            or _too_many_ranks(cell, machine, request.launcher)
+        )
         if reason is not None:
             not_measured.append(NotMeasured(cell.label, reason))
         else:
@@ -193,13 +204,36 @@ def _with_request(preset: Preset, request: Request, machine: Machine) -> Preset:
         warmup=preset.warmup if request.warmup is None else request.warmup,
         pairs=request.pairs or preset.pairs,
         device=_device(preset, request, machine),
+        world_sizes=tuple(dict.fromkeys(request.world_sizes)) or preset.world_sizes,
+        ddp=preset.ddp if request.ddp is None else request.ddp,
+        broadcast_buffers=preset.broadcast_buffers if request.broadcast_buffers is None else request.broadcast_buffers,
+        rank_grids=_rank_grids(preset, request),
     )
+
+
+def _rank_grids(preset: Preset, request: Request) -> tuple[RankGrid, ...]:
+    """The preset's, unless another grid was asked for; by the engines asked for, if any."""
+    if request.world_sizes or request.models or request.batch_sizes or request.image_shape or request.ddp is not None:
+        return ()
+    if not request.engines and not request.reference:
+        return preset.rank_grids
+    reference = None if request.reference == NO_REFERENCE else request.reference or preset.reference
+    engines = tuple(dict.fromkeys([*(request.engines or preset.engines), *([reference] if reference else [])]))
+    return tuple(dataclasses.replace(grid, engines=engines) for grid in preset.rank_grids)
+
+
+def _too_many_ranks(cell: Cell, machine: Machine, launcher: str | None) -> str | None:
+    """Why a cell has more ranks than can be started here; None where it has not. A launcher may know other machines."""
+    if launcher is None and cell.device == "cuda" and cell.world_size > len(machine.gpus):
+        have = f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) != 1)}"
+        return f"{cell.world_size} ranks need a GPU each, this machine has {have}: --launcher reaches several machines"
+    return None
 
 
 def _available(preset: Preset) -> tuple[dict[str, Engine], list[NotMeasured]]:
     engines: dict[str, Engine] = {}
     not_measured = []
-    for name in preset.engines:
+    for name in preset.all_engines:
         engine = load_engine(name)
         reason = _why_not(engine, "unavailable")
         if reason is None:
@@ -225,7 +259,7 @@ def _notes(cells: Sequence[Cell], machine: Machine) -> Iterator[Finding]:
     for name in dict.fromkeys(cell.engine for cell in cells):
         if name in skipped:
             yield Finding("engine", skipped[name], None, None)
-    threads = max(cell.threads for cell in cells)
+    threads = max(cell.threads * (1 if cell.device == "cuda" else cell.world_size) for cell in cells)
     if threads > machine.logical_cores:
         message = (
             f"{threads} threads on {machine.logical_cores} logical cores wait for each other: take fewer --threads"
@@ -255,18 +289,21 @@ def _protocol(preset: Preset, request: Request, threads: int) -> Protocol:
         timeout_s=request.timeout_s,
         wall_cap_s=request.wall_cap_s or (None if request.pairs else preset.wall_cap_s),
         gpu_memory_limit_bytes=request.gpu_memory_limit_bytes,
+        launcher=request.launcher,
+        launcher_options=request.launcher_options,
     )
 
 
-def _check_size(preset: Preset, machine: Machine) -> None:
+def _check_size(preset: Preset, machine: Machine, launcher: str | None) -> None:
     """Refuse what cannot fit before anything is started: the rest shows when it runs."""
     any_cell: Cell
     for any_cell in preset.cells(threads=1):
         check_input(any_cell.model, any_cell.input_shape)
         model = describe_model(any_cell.model, any_cell.input_shape[1:])
         values = BATCHES * math.prod(any_cell.input_shape) + sum(math.prod(entry.shape) for entry in model.parameters)
-        if values * 4 > machine.memory_bytes:
+        nbytes = values * 4 * (1 if launcher else any_cell.world_size)
+        if nbytes > machine.memory_bytes:
             raise FlowbenchError(
-                f"{any_cell.case.label}: its batches and weights alone need {values * 4 / 2**30:,.0f} GiB, this machine "
+                f"{any_cell.case.label}: its batches and weights alone need {nbytes / 2**30:,.0f} GiB, this machine "
                 f"has {machine.memory_bytes / 2**30:,.0f} GiB: take a smaller batch size or input shape"
             )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,8 +14,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flowbench.measure.agreement import compare_states
+from flowbench.measure.launchers import Launched
 from flowbench.measure.processes import MARK, child_environment, end_group, end_marked, marked
-from flowbench.measure.wire import Event, Job, Phase, event_limit, job_line, read_event
+from flowbench.measure.wire import Event, Job, Phase, RankState, event_limit, job_line, read_event
 from flowbench.record.profile import Profile
 from flowbench.record.run import RankSample
 
@@ -40,7 +43,10 @@ _THREAD_VARIABLES = (
 
 @dataclass(frozen=True)
 class GroupResult:
-    """What came of one group: its ranks' samples, or the first failure; what ranks remarked; what had to be ended."""
+    """What came of one group: its ranks' samples, or the first failure; what ranks remarked; what had to be ended.
+
+    `disagreement` says where ranks that trained together ended with different weights.
+    """
 
     ranks: tuple[RankSample, ...]
     error: str | None
@@ -48,6 +54,7 @@ class GroupResult:
     library_version: str | None
     left_behind: tuple[str, ...]
     profile: Profile | None = None
+    disagreement: str | None = None
 
 
 def run_group(
@@ -110,14 +117,16 @@ class _Rank:
     process: subprocess.Popen[bytes]
     commands: int
     events: int
-    output: int
+    output: int | None
     pending: bytes = b""
     tail: bytes = b""
     last: Event = field(default_factory=lambda: Event("start"))
     result: RankSample | None = None
+    state: RankState | None = None
     heard: float = field(default_factory=time.monotonic)
     longest_step_s: float = 0.0
     waits: bool = False
+    hung_up: bool = False
 
 
 class _Group:
@@ -137,15 +146,43 @@ class _Group:
         self._version: str | None = None
         self._profile: Profile | None = None
         self._kills_before = _memory_kills()
+        self._launched: Launched | None = None
 
     def start(self) -> None:
+        if self._job.launcher is not None:
+            self._launch(self._job.launcher)
+            return
+        port = free_port()
         for number in range(self._job.cell.world_size):
-            rank = _start_rank(number, self._job, self._mark)
-            self._ranks.append(rank)
-            for descriptor in (rank.events, rank.output):
+            self._add(
+                _start_rank(number, self._job, self._mark, port), replace(self._job, rank=number, local_rank=number)
+            )
+
+    def _launch(self, launcher: str) -> None:
+        """Has the ranks started by a launcher, and waits until they have called."""
+        environment = _environment(0, self._job, self._mark, 0)
+        self._launched = Launched(launcher, self._job.launcher_options, self._job.cell.world_size, environment)
+        calls = self._launched.calls(lambda: self._on_look("start"))
+        if isinstance(calls, str):
+            os.set_blocking(self._launched.output, False)
+            tail = b"".join(_chunks(self._launched.output))[-_TAIL_BYTES:]
+            self._error = calls + _last_words(tail)
+            return
+        master = f"{calls[0].address}:{calls[0].port}"
+        for call in calls:
+            descriptor = call.connection.detach()
+            # The launcher's output is that of all ranks: the first one's last words are as good as any.
+            output = self._launched.output if call.rank == 0 else None
+            rank = _Rank(call.rank, self._launched.process, descriptor, os.dup(descriptor), output)
+            self._add(rank, replace(self._job, rank=call.rank, local_rank=call.local_rank, master=master))
+
+    def _add(self, rank: _Rank, job: Job) -> None:
+        self._ranks.append(rank)
+        self._send(rank, job_line(job))
+        for descriptor in (rank.events, rank.output):
+            if descriptor is not None:
                 os.set_blocking(descriptor, False)
                 self._selector.register(descriptor, selectors.EVENT_READ, rank)
-            self._send(rank, job_line(replace(self._job, rank=number)))
 
     def advance(self) -> bool:
         """Until all ranks wait to be released: true; or until all are done or one has failed, whose group is ended: false."""
@@ -179,11 +216,16 @@ class _Group:
 
     def close(self) -> None:
         """Kill what still runs of the ranks, and close their pipes."""
+        if self._launched is not None:
+            self._launched.end()
+            os.close(self._launched.output)
         for rank in self._ranks:
             end_group(rank.process.pid)
             rank.process.wait()
-            for descriptor in (rank.commands, rank.events, rank.output):
+            for descriptor in (rank.commands, rank.events):
                 os.close(descriptor)
+            if rank.output is not None and self._launched is None:
+                os.close(rank.output)
         self._selector.close()
 
     def result(self, left_behind: tuple[str, ...]) -> GroupResult:
@@ -191,7 +233,12 @@ class _Group:
         error = self._error
         if error is None and len(ranks) < len(self._ranks):
             error = "a rank ended without a result"
-        return GroupResult(() if error else ranks, error, tuple(self._notes), self._version, left_behind, self._profile)
+        states = {rank.number: rank.state for rank in self._ranks if rank.state is not None}
+        disagreement = None if error else compare_states(states, exact=self._job.cell.device == "cpu")
+        notes = tuple(self._notes)
+        return GroupResult(
+            () if error else ranks, error, notes, self._version, left_behind, self._profile, disagreement
+        )
 
     def _send(self, rank: _Rank, line: bytes) -> None:
         try:
@@ -209,6 +256,7 @@ class _Group:
             if not chunk:  # closed: it would be ready to read for ever
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(descriptor)
+                rank.hung_up = rank.hung_up or descriptor == rank.events
             elif descriptor == rank.output:
                 rank.tail = (rank.tail + chunk)[-_TAIL_BYTES:]
             else:
@@ -235,6 +283,7 @@ class _Group:
         rank.last = event
         rank.waits = event.phase == "barrier"
         rank.result = event.result or rank.result
+        rank.state = event.state or rank.state
         self._version = event.library_version or self._version
         self._profile = event.profile or self._profile
         if event.note:
@@ -247,10 +296,15 @@ class _Group:
             status = rank.process.poll()
             if status is not None:  # what it wrote just before it ended
                 self._read(rank, rank.events)
-                self._read(rank, rank.output)
+                if rank.output is not None:
+                    self._read(rank, rank.output)
             if rank.result is not None:
                 continue
-            if status is None:
+            if rank.hung_up and self._launched is not None:
+                self._fail(
+                    rank, "its connection ended " + self._where(rank) + ", without a result" + self._last_words(rank)
+                )
+            elif status is None:
                 self._check_silence(rank)
             else:
                 self._fail(rank, self._death(rank, status))
@@ -266,7 +320,7 @@ class _Group:
             self._fail(rank, f"hangs: no sign of progress for {limit:g} s in {where}")
 
     def _death(self, rank: _Rank, status: int) -> str:
-        where = f"in phase {rank.last.phase}" + (f", after step {rank.last.step}" if rank.last.step is not None else "")
+        where = self._where(rank)
         if status < 0:
             name = signal.Signals(-status).name
             if -status == signal.SIGKILL and _memory_kills() > self._kills_before:
@@ -274,13 +328,20 @@ class _Group:
             return f"died of {name} {where}" + self._last_words(rank)
         return f"ended with status {status} {where}, without a result" + self._last_words(rank)
 
+    def _where(self, rank: _Rank) -> str:
+        return f"in phase {rank.last.phase}" + (f", after step {rank.last.step}" if rank.last.step is not None else "")
+
     def _last_words(self, rank: _Rank) -> str:
-        lines = [line for line in rank.tail.decode(errors="replace").splitlines() if line.strip()]
-        return f"; its last words: {lines[-1].strip()[:500]}" if lines else ""
+        return _last_words(rank.tail or self._ranks[0].tail)
 
     def _fail(self, rank: _Rank, what: str) -> None:
         who = f"rank {rank.number}: " if len(self._ranks) > 1 else ""
         self._error = self._error or who + what
+
+
+def _last_words(tail: bytes) -> str:
+    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    return f"; its last words: {lines[-1].strip()[:500]}" if lines else ""
 
 
 def _end(groups: Sequence[_Group], mark: str) -> tuple[str, ...]:
@@ -295,7 +356,7 @@ def _end(groups: Sequence[_Group], mark: str) -> tuple[str, ...]:
     return tuple(left_behind) if clean else ()
 
 
-def _start_rank(number: int, job: Job, mark: str) -> _Rank:
+def _start_rank(number: int, job: Job, mark: str, port: int) -> _Rank:
     command_read, command_write = os.pipe()
     event_read, event_write = os.pipe()
     output_read, output_write = os.pipe()
@@ -306,7 +367,7 @@ def _start_rank(number: int, job: Job, mark: str) -> _Rank:
             stdout=output_write,
             stderr=output_write,
             pass_fds=(command_read, event_write),
-            env=_environment(number, job, mark),
+            env=_environment(number, job, mark, port),
             start_new_session=True,
         )
     finally:
@@ -315,7 +376,7 @@ def _start_rank(number: int, job: Job, mark: str) -> _Rank:
     return _Rank(number, process, command_write, event_read, output_read)
 
 
-def _environment(number: int, job: Job, mark: str) -> dict[str, str]:
+def _environment(number: int, job: Job, mark: str, port: int) -> dict[str, str]:
     """The threads are set here because OpenMP reads them once, when its library is loaded."""
     cell, environment = job.cell, child_environment()
     if job.import_path:
@@ -323,9 +384,18 @@ def _environment(number: int, job: Job, mark: str) -> dict[str, str]:
     environment |= dict.fromkeys(_THREAD_VARIABLES, str(cell.threads))
     environment[MARK] = mark
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # GPUs are numbered as their driver numbers them
-    if cell.world_size > 1:
-        environment |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(cell.world_size)}
+    if cell.ddp or cell.world_size > 1:
+        size = str(cell.world_size)
+        environment |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return environment
+
+
+def free_port() -> int:
+    """A port of this machine at which nobody listens: for the ranks to meet at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _chunks(descriptor: int) -> Iterator[bytes]:

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 from flowbench.cell import Cell
 from flowbench.measure.disturbance import Counters, disturbances, read_counters
+from flowbench.measure.gpu_memory import foreign_memory
 from flowbench.measure.gpus import GpuWatch, gpu_disturbances
 from flowbench.measure.guard import Guard
 from flowbench.measure.processes import end_marked
@@ -20,7 +21,7 @@ from flowbench.measure.schedule import Turn, estimate_s, plan_turns
 from flowbench.measure.wire import Job
 from flowbench.nvml import Driver, open_driver
 from flowbench.record import store
-from flowbench.record.gpu import GpuConditions
+from flowbench.record.gpu import FOREIGN_MEMORY, GpuConditions
 from flowbench.record.run import Ending, Finding, NotMeasured, RunDocument, Sample
 from flowbench.workload.losses import compare_losses
 
@@ -137,6 +138,8 @@ class _Session:
             learning_rate=protocol.learning_rate,
             momentum=protocol.momentum,
             gpu_memory_limit_bytes=protocol.gpu_memory_limit_bytes,
+            launcher=protocol.launcher if turn.cell.ddp else None,
+            launcher_options=protocol.launcher_options,
         )
         look = watch.look if watch else lambda phase: None
         result = run_group(job, self.document.run_id, protocol.timeout_s, self._watcher.step, look)
@@ -151,8 +154,8 @@ class _Session:
             position=turn.position,
             started=started,
             wall_s=wall_s,
-            status="failed" if result.error else "ok",
-            error=result.error,
+            status="failed" if result.error else "void" if result.disagreement else "ok",
+            error=result.error or result.disagreement,
             loss_difference=None,
             ranks=result.ranks,
             gpus=gpus,
@@ -176,6 +179,10 @@ class _Session:
         for note in dict.fromkeys(result.notes):
             if (note, turn.cell.key) not in known:
                 yield Finding("remark", note, turn.cell.key, turn.pair)
+        for rank in result.ranks:
+            for message in foreign_memory(rank):
+                if (message, turn.cell.key) not in known:
+                    yield Finding(FOREIGN_MEMORY, message, turn.cell.key, turn.pair)
         for command in result.left_behind:
             message = f"the engine left a process running, it was ended: {command[:200]}"
             yield Finding("left behind", message, turn.cell.key, turn.pair)

@@ -22,6 +22,8 @@ class Job:
     `side` names the side of a comparison that the cell's engine stands for: `NAME@SIDE`. The parent has put `import_path`, a
     folder of packages, before all others. `slowdown` makes each step longer by this fraction; `cores` are the only ones used.
     With `profile`, rank 0 runs one more step after the warm-up, op by op, and tells what it saw.
+    `local_rank` counts the ranks of one machine, and is the number of the rank's GPU. A `launcher` starts the ranks, which
+    then meet at `master`, an address and a port.
     """
 
     cell: Cell
@@ -38,6 +40,10 @@ class Job:
     slowdown: float = 0.0
     cores: tuple[int, ...] = ()
     profile: bool = False
+    local_rank: int = 0
+    master: str | None = None
+    launcher: str | None = None
+    launcher_options: tuple[str, ...] = ()
 
     @property
     def engine(self) -> str:
@@ -46,8 +52,16 @@ class Job:
 
 
 @dataclass(frozen=True)
+class RankState:
+    """What has to be the same on all ranks after a run: a digest of each parameter, and the loss on a batch they all see."""
+
+    parameters: dict[str, str]
+    loss: float | None
+
+
+@dataclass(frozen=True)
 class Event:
-    """What a rank says: it reached a phase, finished a step, failed, or is done with a result."""
+    """What a rank says: it reached a phase, finished a step, failed, compared its state, or is done with a result."""
 
     phase: Phase
     step: int | None = None
@@ -56,6 +70,7 @@ class Event:
     note: str | None = None
     result: RankSample | None = None
     profile: Profile | None = None
+    state: RankState | None = None
 
 
 def job_line(job: Job) -> bytes:
@@ -80,4 +95,4 @@ def read_event(line: bytes) -> Event:
 
 def event_limit(job: Job) -> int:
     """More bytes than an event of `job` can have."""
-    return 200_000 + 200 * (job.steps + job.warmup)
+    return 1_000_000 + 200 * (job.steps + job.warmup)

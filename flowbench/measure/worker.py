@@ -1,11 +1,13 @@
 """One rank of one cell in a process of its own: builds, warms up, waits for the others, times steps, tells the parent.
 
-Started as `python -m flowbench.measure.worker COMMANDS EVENTS` with two inherited file descriptors.
+Started as `python -m flowbench.measure.worker COMMANDS EVENTS` with two inherited file descriptors; or by a launcher without
+them, and then it calls its parent.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib
 import math
 import os
@@ -13,14 +15,17 @@ import sys
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from flowbench.engine import Engine, Task, Training, load_engine
 from flowbench.measure.bounding import bounded
 from flowbench.measure.clock import time_by_events, time_issue, time_step
 from flowbench.measure.gpu_memory import DriverMeter
+from flowbench.measure.launchers import call_parent, meet
 from flowbench.measure.memory import ResidentMeter
 from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
 from flowbench.measure.slowdown import slow_down
-from flowbench.measure.wire import Event, Job, Phase, event_line, read_job
+from flowbench.measure.wire import Event, Job, Phase, RankState, event_line, read_job
 from flowbench.record.run import Memory, RankSample
 from flowbench.workload.data import make_batches, make_weights
 from flowbench.workload.models import describe_model
@@ -60,12 +65,14 @@ class Rank:
     def run(self) -> None:
         """Do the whole job."""
         job = read_job(self._commands.readline())
+        if job.master:
+            meet(job.master, os.environ)
         if job.cores:
             os.sched_setaffinity(0, job.cores)
         self._enter("import")
         engine = load_engine(job.engine)
         meter = ResidentMeter()
-        on_gpu = DriverMeter(job.rank, job.cell.world_size) if job.cell.device == "cuda" else None
+        on_gpu = DriverMeter(job.local_rank, job.cell.world_size) if job.cell.device == "cuda" else None
         training, held_before = self._build(job, engine, meter)
         self._enter("warm-up")
         losses: list[float | None] = []
@@ -92,6 +99,9 @@ class Rank:
         self._check(training, job)
         last = job.warmup + job.steps
         host_ms = [time_issue(training, index) for index in range(last, last + HOST_STEPS)] if by_events else []
+        if job.cell.world_size > 1:
+            self._tell_state(training, job)
+        training.close()
         self.tell(
             result=RankSample(
                 rank=job.rank,
@@ -139,6 +149,7 @@ class Rank:
             momentum=job.momentum,
             rank=job.rank,
             world_size=cell.world_size,
+            local_rank=job.local_rank,
             gpu_memory_limit_bytes=job.gpu_memory_limit_bytes,
         )
         return engine.build(task), held_before
@@ -189,6 +200,20 @@ class Rank:
         self.tell(step=steps[-1])
         return times_ms
 
+    def _tell_state(self, training: Training, job: Job) -> None:
+        """What the parent compares between the ranks: they have seen different data, and must hold the same weights."""
+        parameters = training.parameters()
+        if parameters is None:
+            self.tell(note="the engine shows no parameters, so whether the ranks agree is not known")
+            return
+        digests = {
+            name: hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:16]
+            for name, values in parameters.items()
+        }
+        shared = make_batches(job.cell.input_shape, job.seed, rank=0)[0]
+        loss = training.loss_on(shared)
+        self.tell(state=RankState(digests, None if loss is None else _finite(loss)))
+
     def _check(self, training: Training, job: Job) -> None:
         """Raise RuntimeError where the engine did not do what the cell asks for."""
         if training.device.partition(":")[0] != job.cell.device:
@@ -212,4 +237,4 @@ def _describe(error: BaseException) -> str:
 if __name__ == "__main__":
     die_with_parent()
     offer_to_memory_killer()
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*(map(int, sys.argv[1:]) if sys.argv[1:] else call_parent()))

@@ -54,6 +54,8 @@ class Protocol:
     wall_cap_s: Seconds | None
     gpu_memory_limit_bytes: Annotated[int, Limit(minimum=1)] | None = None
     steps_per_turn: Count | None = None
+    launcher: Name | None = None
+    launcher_options: tuple[Text, ...] = ()
 
 
 @dataclass(frozen=True)

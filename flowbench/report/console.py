@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from flowbench.judge.verdict import Change, ComparisonSet, Verdict
+from flowbench.record.gpu import FOREIGN_MEMORY
 from flowbench.report.changes import SIGNS, Row, rows_of
 from flowbench.report.facts import Comparison, Facts, Side, telling_memory
 from flowbench.report.headline import Tone, headline_of, spoken
 from flowbench.report.style import Colour, Style
-from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, spread
+from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, spread, threads_of
 
 MOST_LINES = 40
 _MOST_NOTES = 4
@@ -56,13 +57,15 @@ def _below(facts: Facts) -> Iterator[str]:
         yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reasons")
     if facts.document.findings:
         yield "Disturbed by:"
-        yield from _cut([f"  {item.kind}: {item.message}" for item in facts.document.findings], 2, "findings")
+        # A fault of an engine comes before what else went on.
+        findings = sorted(facts.document.findings, key=lambda item: item.kind != FOREIGN_MEMORY)
+        yield from _cut([f"  {item.kind}: {item.message}" for item in findings], 2, "findings")
     protocol = facts.document.protocol
     wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
     yield from _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
     yield (
         f"{counted(protocol.pairs, 'pair')} of fresh processes, {protocol.warmup} warm-up and "
-        f"{counted(protocol.steps, 'timed step')} each, {counted(protocol.threads, 'thread')} per rank"
+        f"{counted(protocol.steps, 'timed step')} each, {threads_of(facts.document)}"
     )
 
 

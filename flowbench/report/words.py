@@ -84,8 +84,17 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
         (
             f"{counted(protocol.pairs, 'pair')} of fresh processes in order {protocol.order}, "
             f"{protocol.warmup} warm-up and {counted(protocol.steps, 'timed step')} each, "
-            f"{counted(protocol.threads, 'thread')} per rank, seed {protocol.seed}, "
+            f"{threads_of(document)}, seed {protocol.seed}, "
             f"SGD with learning rate {protocol.learning_rate:g} and momentum {protocol.momentum:g}, "
             f"losses equal within {protocol.loss_tolerance:g}"
         ),
     )
+
+
+def threads_of(document: RunDocument) -> str:
+    """How many threads a rank has; where ranks share the cores that is less than one alone has."""
+    usual = document.protocol.threads
+    several = [cell for cell in document.cells if cell.world_size > 1 and cell.threads != usual]
+    shared = sorted({(cell.world_size, cell.threads) for cell in several})
+    others = "".join(f", {threads} where there are {ranks} ranks" for ranks, threads in shared)
+    return f"{counted(usual, 'thread')} per rank{others}"

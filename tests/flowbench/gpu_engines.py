@@ -29,10 +29,12 @@ class GpuTraining(ToyTraining):
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
+        if task.local_rank:
+            self.device = task.device
         if "GPU_DOUBLE" in os.environ:  # tests/flowbench/pynvml_double.py
             import pynvml
 
-            pynvml.held[os.getpid() + int(os.environ.get("GPU_DOUBLE_SHIFT", "0"))] = 700 * 2**20
+            pynvml.held[task.local_rank][os.getpid() + int(os.environ.get("GPU_DOUBLE_SHIFT", "0"))] = 700 * 2**20
 
     def event(self) -> PretendedEvent | None:
         return PretendedEvent()
@@ -81,3 +83,15 @@ class OutOfMemory(Gpu):
     def build(self, task: Task) -> ToyTraining:
         limit = task.gpu_memory_limit_bytes
         raise MemoryError(f"out of memory on cuda:0: asked for 2.0 GiB, limit {limit} B, held 1.0 MiB; by: conv1")
+
+
+class ContextOnFirstGpu(Gpu):
+    """Every rank but the first also holds memory on GPU 0: the context that was never meant to be there."""
+
+    class training(GpuTraining):
+        def __init__(self, task: Task) -> None:
+            super().__init__(task)
+            if task.rank:
+                import pynvml
+
+                pynvml.held[0][os.getpid()] = 312 * 2**20

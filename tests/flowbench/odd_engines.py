@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from toy_engine import ToyEngine, ToyTraining
 
-from flowbench.engine import Task
+from flowbench.engine import Batch, Task
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
 
@@ -170,6 +170,46 @@ class SlowSecondRank(ToyEngine):
             def step(self, index: int) -> None:
                 time.sleep(0.05 * task.rank)
                 super().step(index)
+
+        return Training(task)
+
+
+class RanksAgree(ToyEngine):
+    """Ranks that all learn nothing hold the same weights at the end."""
+
+    moved = 0.0
+
+    def build(self, task: Task) -> ToyTraining:
+        moved = np.float32(self.moved * task.rank)
+
+        class Training(ToyTraining):
+            def update(self, gradients: list[np.ndarray]) -> None:
+                pass
+
+            def parameters(self) -> dict[str, np.ndarray]:
+                return {"weight": self.weight, "bias": self.bias + moved}
+
+            def loss_on(self, batch: Batch) -> float:
+                return float(batch.images.sum())
+
+        return Training(task)
+
+
+class SecondRankDrifts(RanksAgree):
+    """The last bit of rank 1's bias is another."""
+
+    moved = 1e-7
+
+
+class SecondRankDies(ToyEngine):
+    """Rank 1 is killed in step 2."""
+
+    def build(self, task: Task) -> ToyTraining:
+        class Training(ToyTraining):
+            def step(self, index: int) -> None:
+                super().step(index)
+                if task.rank == 1 and index == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return Training(task)
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = "sm", "mem", 0
 
-# What this process holds on GPU 0, under which id: an engine's double says so.
-held: dict[int, int] = {}
+# What this process holds, by GPU, under which id: an engine's double says so.
+held: defaultdict[int, dict[int, int]] = defaultdict(dict)
 
 
 class NVMLError(Exception):
@@ -64,7 +65,7 @@ def nvmlDeviceGetName(handle: int) -> str:
 
 
 def nvmlDeviceGetMemoryInfo(handle: int) -> Any:
-    used = _figure(handle, "used") + (sum(held.values()) if handle == 0 else 0)
+    used = _figure(handle, "used") + sum(held[handle].values())
     return SimpleNamespace(total=_figure(handle, "memory"), used=used)
 
 
@@ -97,7 +98,7 @@ def nvmlDeviceGetUtilizationRates(handle: int) -> Any:
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[Any]:
-    listed = [*_figure(handle, "processes"), *(held.items() if handle == 0 else ())]
+    listed = [*_figure(handle, "processes"), *held[handle].items()]
     return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in listed]
 
 

@@ -158,3 +158,31 @@ def test_where_the_driver_cannot_be_asked_it_is_said_once(tmp_path: Path, monkey
     (finding,) = [finding for finding in document.findings if finding.kind == "GPU not watched"]
     assert finding.message.endswith("are not watched: NVML does not answer: Driver Not Loaded")
     assert document.samples[0].gpus == ()
+
+
+def test_a_rank_with_memory_on_anothers_gpu_is_a_finding(
+    tmp_path: Path, gpu_driver: Callable, monkeypatch: pytest.MonkeyPatch, gpu_box: Machine
+) -> None:
+    monkeypatch.setattr(machine, "read_machine", lambda: replace(gpu_box, gpus=gpu_box.gpus * 2))
+    gpu_driver({}, {"uuid": "GPU-bb"})
+    document = measured(tmp_path, "toy-gpu-context", world_sizes=(2,))
+    first, second = document.samples[0].ranks
+    assert first.memory.gpu_uses == (GpuUse(0, 700 * 2**20),)
+    assert second.memory.gpu_uses == (GpuUse(0, 312 * 2**20), GpuUse(1, 700 * 2**20))
+    (finding,) = [finding for finding in document.findings if finding.kind == "memory on another's GPU"]
+    assert finding.message == "rank 1 holds 312 MiB on GPU 0, its own is GPU 1"
+    assert "rank 1 holds 312 MiB on GPU 0" in render(document, "console")
+    document = measured(tmp_path / "well", "toy-gpu", world_sizes=(2,))
+    assert not [finding for finding in document.findings if finding.kind == "memory on another's GPU"]
+
+
+def test_more_ranks_than_gpus_are_listed_with_the_reason() -> None:
+    document = planned("toy-gpu", reference="toy-gpu", world_sizes=(1, 2, 8), models=("linear",))
+    assert {cell.world_size for cell in document.cells} == {1}
+    reasons = {missing.what: missing.reason for missing in document.not_measured}
+    assert reasons["linear [2, 3, 4, 4], ddp, world size=2, cuda toy-gpu"].startswith(
+        "2 ranks need a GPU each, this machine has 1 GPU"
+    )
+    assert len(reasons) == 2
+    assert len(planned("toy-gpu", reference="toy-gpu", world_sizes=(2,), launcher="srun").cells) == 1
+    assert any("world size=2" in missing.what for missing in plan_run(Request(preset="gpu"), ("test",)).not_measured)

@@ -6,16 +6,17 @@ import pytest
 
 from flowbench.cell import Case, Cell
 from flowbench.measure import ranks
+from flowbench.measure.agreement import compare_states
 from flowbench.measure.processes import marked
 from flowbench.measure.ranks import GroupResult, run_group
-from flowbench.measure.wire import Job
+from flowbench.measure.wire import Job, RankState
 
 pytestmark = pytest.mark.usefixtures("toys")
 MARK = "test-of-ranks"
 
 
-def group(engine: str, world_size: int = 2, **limits: float) -> GroupResult:
-    case = Case("linear", (2, 3, 4, 4), "float32", "eager", world_size, False, True, True, 1)
+def group(engine: str, world_size: int = 2, ddp: bool = False, **limits: float) -> GroupResult:
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", world_size, ddp, True, True, 1)
     result = run_group(Job(Cell.of(case, engine), 0, 3, 1, 0, 1e-4, 0.9), MARK, **limits)
     assert not marked(MARK)
     return result
@@ -54,3 +55,55 @@ def test_a_rank_that_hangs_ends_the_group() -> None:
     result = group("toy-hangs", silence_s=2)
     assert result.error is not None
     assert "hangs: no sign of progress for 2 s in phase steps, after step 1" in result.error
+
+
+def test_ranks_that_hold_the_same_weights_agree() -> None:
+    result = group("toy-agrees")
+    assert result.error is None
+    assert result.disagreement is None
+    assert result.notes == ()
+
+
+def test_a_difference_of_one_bit_is_found_and_its_tensor_named() -> None:
+    result = group("toy-second-drifts")
+    assert result.error is None
+    assert result.disagreement == "the ranks disagree: bias of rank 1 is not that of rank 0, bit for bit"
+
+
+def test_where_an_engine_shows_no_parameters_that_is_said() -> None:
+    assert set(group("toy").notes) == {"the engine shows no parameters, so whether the ranks agree is not known"}
+
+
+def test_states_are_compared_by_name_and_loss() -> None:
+    same = RankState({"a": "1", "b": "2"}, 0.5)
+    assert compare_states({}, exact=True) is None
+    assert compare_states({0: same}, exact=True) is None
+    assert compare_states({0: same, 1: same}, exact=True) is None
+    other = RankState({"a": "1", "b": "3", "c": "4"}, 0.5)
+    assert "b and 1 more of rank 1 is" in (
+        compare_states({0: RankState({**same.parameters, "c": "5"}, 0.5), 1: other}, exact=True) or ""
+    )
+    assert "c of rank 2 is" in (
+        compare_states({0: same, 2: RankState({**same.parameters, "c": "4"}, 0.5)}, exact=True) or ""
+    )
+    near = RankState(same.parameters, 0.5000001)
+    assert "the loss is 0.5000001 on rank 1, 0.5 on rank 0" in (compare_states({0: same, 1: near}, exact=True) or "")
+    assert compare_states({0: same, 1: near}, exact=False) is None
+    assert compare_states({0: same, 1: RankState(same.parameters, 0.6)}, exact=False) is not None
+    assert compare_states({0: same, 1: RankState(same.parameters, None)}, exact=False) is not None
+
+
+@pytest.mark.parametrize("engine", ["flow-eager", "torch-eager"])
+def test_ranks_of_a_real_engine_train_together(engine: str) -> None:
+    if engine == "torch-eager":
+        pytest.importorskip("torch")
+    result = group(engine, ddp=True)
+    assert result.error is None
+    assert result.disagreement is None
+    assert result.notes == ()
+    first, second = result.ranks
+    assert first.losses != second.losses  # each has data of its own
+
+
+def test_one_rank_may_train_through_ddp_as_well() -> None:
+    assert group("flow-eager", world_size=1, ddp=True).error is None

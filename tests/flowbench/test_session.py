@@ -18,6 +18,7 @@ from flowbench.record import machine, store
 from flowbench.record.document import read_document
 from flowbench.record.machine import read_git
 from flowbench.record.run import RunDocument, Sample
+from flowbench.report import render
 
 ROOT = Path(__file__).resolve().parents[2]
 _changes = machine._changes
@@ -130,6 +131,16 @@ def test_an_engine_that_trains_otherwise_is_void(engine: str, said: str, tmp_pat
     assert void.ranks[0].steps_ms  # what it took is kept, to be looked at
     assert [sample.status for sample in of(document, "toy")] == ["ok", "ok"]
     assert sitting.exit_status(document) == 2
+
+
+def test_ranks_that_drift_apart_are_void(tmp_path: Path) -> None:
+    document = measure(tmp_path, "toy-second-drifts", "toy-agrees", world_sizes=(2,), pairs=1)
+    (sample,) = of(document, "toy-second-drifts")
+    assert sample.status == "void"
+    assert sample.error == "the ranks disagree: bias of rank 1 is not that of rank 0, bit for bit"
+    assert len(sample.ranks) == 2
+    assert of(document, "toy-agrees")[0].status == "ok"
+    assert "the ranks disagree: bias of rank 1" in render(document, "console")
 
 
 def test_a_process_that_an_engine_leaves_is_ended_and_named(tmp_path: Path) -> None:

@@ -1,0 +1,200 @@
+"""Ranks that an existing launcher starts (torchrun, mpirun, srun), here or on other machines: they call back over a socket."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flowbench.errors import FlowbenchError
+
+LAUNCHERS = ("torchrun", "mpirun", "srun")
+
+# How a rank finds its parent: not on the command line, which other users of a machine can read.
+PARENT, TOKEN = "FLOWBENCH_PARENT", "FLOWBENCH_TOKEN"
+
+# From the start of the launcher until the last rank has called: a queue of jobs may come in between.
+CALL_S = 600.0
+_HELLO_BYTES = 4096
+_ENDING_S = 5.0
+
+# Where each launcher says which rank a process is: rank, ranks, rank on its machine.
+_PLACES = (
+    ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH
+    ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK"),
+)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A rank that has called: its connection, its place, and a free port of its machine."""
+
+    connection: socket.socket
+    rank: int
+    local_rank: int
+    address: str
+    port: int
+
+
+class Launched:
+    """One run of a launcher, as a process that its ranks' parent can watch and end."""
+
+    def __init__(self, launcher: str, options: Sequence[str], world_size: int, environment: Mapping[str, str]) -> None:
+        self._world_size = world_size
+        self._token = secrets.token_hex(16)
+        # torchrun starts ranks on this machine alone.
+        host = "127.0.0.1" if launcher == "torchrun" else ""
+        self._server = socket.create_server((host, 0))
+        address = host or socket.gethostname()
+        called = {PARENT: f"{address}:{self._server.getsockname()[1]}", TOKEN: self._token}
+        known = {**environment, **called}
+        # torchrun's own place must not be taken for that of its ranks.
+        known = {name: value for name, value in known.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+        ours = sorted(name for name, value in known.items() if os.environ.get(name) != value)
+        read, write = os.pipe()
+        try:
+            self.process = subprocess.Popen(
+                launch_command(launcher, options, world_size, ours),
+                stdin=subprocess.DEVNULL,
+                stdout=write,
+                stderr=write,
+                env=known,
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(read)
+            raise FlowbenchError(f"launcher {launcher} does not start: {error}") from error
+        finally:
+            os.close(write)
+        self.output = read
+
+    def calls(self, on_wait: Callable[[], None]) -> list[Call] | str:
+        """The ranks in their order when all have called, or why they do not come. `on_wait` is called now and then."""
+        found: dict[int, Call] = {}
+        until = time.monotonic() + CALL_S
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server, selectors.EVENT_READ)
+            while len(found) < self._world_size:
+                on_wait()
+                if selector.select(timeout=0.1):
+                    call = self._accept()
+                    if call is not None:
+                        found[call.rank] = call
+                missing = sorted(set(range(self._world_size)) - set(found))
+                if missing and self.process.poll() is not None:
+                    return f"the launcher ended with status {self.process.returncode} before rank {missing[0]} called"
+                if missing and time.monotonic() > until:
+                    return f"rank {missing[0]} has not called within {CALL_S:g} s of the launcher's start"
+        return [found[rank] for rank in range(self._world_size)]
+
+    def end(self) -> None:
+        """Ends the launcher, which ends its ranks: those on other machines are out of reach for anyone else."""
+        self._server.close()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(_ENDING_S)
+                break
+
+    def _accept(self) -> Call | None:
+        """One caller; None for whoever does not know the token."""
+        connection, (address, *_) = self._server.accept()
+        connection.settimeout(5.0)
+        try:
+            hello = json.loads(_line(connection))
+            if not secrets.compare_digest(str(hello["token"]), self._token):
+                raise ValueError("wrong token")
+            call = Call(connection, int(hello["rank"]), int(hello["local_rank"]), address, int(hello["port"]))
+            if not 0 <= call.rank < self._world_size or int(hello["world_size"]) != self._world_size:
+                raise ValueError(f"rank {call.rank} of {hello['world_size']}")
+        except (OSError, ValueError, KeyError, TypeError):
+            connection.close()  # it may be anyone on the network: nobody to believe
+            return None
+        connection.settimeout(None)
+        return call
+
+
+def launch_command(launcher: str, options: Sequence[str], world_size: int, names: Sequence[str]) -> list[str]:
+    """The command that starts the ranks; `names` are variables of the environment that they need."""
+    rank = [sys.executable, "-P", "-m", "flowbench.measure.worker"]
+    if launcher == "torchrun":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world_size)]
+        return [*torchrun, "--no-python", *(options or ("--standalone",)), *rank]
+    program = shutil.which(launcher)
+    if program is None:
+        raise FlowbenchError(f"launcher {launcher} is not installed here, or not on the PATH")
+    if launcher == "srun":
+        return [program, f"--ntasks={world_size}", *options, *rank]  # it passes the whole environment on
+    exported = [word for name in names for word in ("-x", name)] if _is_open_mpi(program) else []
+    return [program, "-np", str(world_size), *exported, *options, *rank]
+
+
+def call_parent() -> tuple[int, int]:
+    """A rank's descriptors to read from and to write to its parent, having told it which one it is."""
+    address, _, port = os.environ[PARENT].rpartition(":")
+    connection = socket.create_connection((address, int(port)), timeout=60)
+    connection.settimeout(None)
+    rank, world_size, local_rank = read_place(os.environ)
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        free = probe.getsockname()[1]
+    hello = {
+        "token": os.environ.pop(TOKEN),
+        "rank": rank,
+        "world_size": world_size,
+        "local_rank": local_rank,
+        "port": free,
+    }
+    connection.sendall(json.dumps(hello).encode() + b"\n")
+    descriptor = connection.detach()
+    return descriptor, os.dup(descriptor)
+
+
+def meet(master: str, environment: dict[str, str] | os._Environ[str]) -> None:
+    """Puts where the ranks meet, and this rank's place, under the names that frameworks read; a launcher's own ways go."""
+    rank, world_size, local_rank = read_place(environment)
+    address, _, port = master.rpartition(":")
+    for name in [n for n in environment if n.startswith(("TORCHELASTIC_", "OMPI_COMM_", "PMI_", "SLURM_"))]:
+        environment.pop(name)
+    environment |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(local_rank)}
+    environment |= {"MASTER_ADDR": address, "MASTER_PORT": port}
+
+
+def read_place(environment: Mapping[str, str]) -> tuple[int, int, int]:
+    """Rank, number of ranks, and rank on its machine, as the launcher says them."""
+    for names in _PLACES:
+        rank, world_size, local_rank = (environment.get(name) for name in names)
+        if rank is not None and world_size is not None and local_rank is not None:
+            return int(rank), int(world_size), int(local_rank)
+    known = "; ".join(", ".join(names) for names in _PLACES)
+    raise RuntimeError(f"the launcher does not say which rank this is: none of these is set in full: {known}")
+
+
+def _is_open_mpi(program: str) -> bool:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return bool(re.search(r"open.?mpi|openrte", said.stdout, re.IGNORECASE))
+
+
+def _line(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) < _HELLO_BYTES:
+        byte = connection.recv(1)
+        if not byte:
+            break
+        line += byte
+    return line

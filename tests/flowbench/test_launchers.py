@@ -1,0 +1,137 @@
+"""Ranks that a launcher starts: torchrun and mpirun for real, srun as a script that does what srun does on one machine."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowbench.cell import Case, Cell
+from flowbench.errors import FlowbenchError
+from flowbench.measure.launchers import PARENT, TOKEN, Launched, launch_command, meet, read_place
+from flowbench.measure.processes import marked
+from flowbench.measure.ranks import GroupResult, run_group
+from flowbench.measure.wire import Job
+
+pytestmark = pytest.mark.usefixtures("toys")
+MARK = "test-of-launchers"
+MPIRUN = ("--allow-run-as-root", "--oversubscribe")
+
+
+def group(engine: str, launcher: str, *options: str, world_size: int = 2) -> GroupResult:
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", world_size, True, True, True, 1)
+    job = Job(Cell.of(case, engine), 0, 3, 1, 0, 1e-4, 0.9, launcher=launcher, launcher_options=options)
+    result = run_group(job, MARK)
+    assert not marked(MARK)
+    return result
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A srun on the path: the script beside this file."""
+    script = tmp_path / "srun"
+    script.write_text(f"#!{sys.executable}\n" + (Path(__file__).parent / "fake_srun.py").read_text())
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun is installed here")
+
+
+def check(result: GroupResult) -> None:
+    assert result.error is None
+    assert [rank.rank for rank in result.ranks] == [0, 1]
+    assert len({rank.losses for rank in result.ranks}) == 2
+    assert result.left_behind == ()
+
+
+def test_ranks_by_torchrun() -> None:
+    pytest.importorskip("torch")
+    check(group("toy", "torchrun"))
+
+
+@needs_mpirun
+def test_ranks_by_mpirun() -> None:
+    check(group("flow-eager", "mpirun", *MPIRUN))
+
+
+@pytest.mark.usefixtures("srun")
+def test_ranks_by_a_script_that_stands_for_srun() -> None:
+    result = group("flow-eager", "srun", "--partition=main")
+    check(result)
+    assert result.disagreement is None
+
+
+@pytest.mark.usefixtures("srun")
+def test_a_launched_rank_that_dies_fails_the_group_under_its_name() -> None:
+    result = group("toy-second-dies", "srun")
+    assert (result.error or "").startswith(
+        "rank 1: its connection ended in phase steps, after step 1, without a result"
+    )
+
+
+@pytest.mark.usefixtures("srun")
+def test_a_launched_rank_that_raises_is_heard() -> None:
+    assert group("toy-second-raises", "srun").error == "rank 1: ValueError: rank 1 of 2 will not (in phase build)"
+
+
+@pytest.mark.usefixtures("srun")
+def test_a_launcher_that_refuses_is_quoted() -> None:
+    assert group("toy", "srun", "--partition=none").error == (
+        "the launcher ended with status 1 before rank 0 called; its last words: srun: error: invalid partition specified: none"
+    )
+
+
+def test_a_launcher_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(FlowbenchError, match="launcher mpirun is not installed here"):
+        launch_command("mpirun", (), 2, ())
+
+
+@pytest.mark.usefixtures("srun")
+def test_a_caller_without_the_token_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched = Launched("srun", ("--partition=none",), 1, {**os.environ})
+    try:
+        port = launched._server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b'{"token": "guess", "rank": 0, "world_size": 1, "local_rank": 0, "port": 1}\n')
+            assert isinstance(launched.calls(lambda: None), str)
+    finally:
+        launched.end()
+        os.close(launched.output)
+
+
+def test_the_token_is_not_on_the_command_line() -> None:
+    command = " ".join(launch_command("torchrun", (), 2, [PARENT, TOKEN]))
+    assert "FLOWBENCH" not in command
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}, (3, 4, 1)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, (1, 2, 0)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, (5, 8, 1)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "1"}, (1, 2, 1)),
+    ],
+)
+def test_every_launchers_words_are_understood(variables: dict[str, str], place: tuple[int, int, int]) -> None:
+    assert read_place(variables) == place
+    environment = {**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    meet("10.0.0.1:29500", environment)
+    assert environment == {
+        "RANK": str(place[0]),
+        "WORLD_SIZE": str(place[1]),
+        "LOCAL_RANK": str(place[2]),
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+def test_a_process_that_no_launcher_started_is_told_so() -> None:
+    with pytest.raises(RuntimeError, match="does not say which rank this is"):
+        read_place({})
