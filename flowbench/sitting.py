@@ -86,7 +86,8 @@ def exit_status(document: RunDocument) -> int:
 
 def write_reports(path: Path, document: RunDocument) -> str:
     """Write the reports beside the document at `path`; returns the one for people, with the names of the files."""
-    from flowbench.report import render, templating
+    from flowbench.report import grid, render, templating
+    from flowbench.report.facts import facts_of
     from flowbench.reporting import terminal_style
 
     missing = templating.unavailable()
@@ -97,6 +98,7 @@ def write_reports(path: Path, document: RunDocument) -> str:
             written.append(path.with_suffix(suffix))
     said = [
         render(document, "console", style=terminal_style()).rstrip("\n"),
+        *(["", grid.write(facts_of(document))] if document.preset == "seed" else []),
         "written: " + ", ".join(map(str, written)),
     ]
     return "\n".join([*said, *([f"no Markdown, no HTML: {missing}"] if missing else [])])

@@ -77,6 +77,28 @@ def test_a_run_prints_and_writes_its_reports(flowbench: Callable, tmp_path: Path
     assert len([entry for entry in json.loads(out)["entries"] if "4, 4" in str(entry) or entry.get("input_shape")]) >= 4
 
 
+def test_the_classic_setting_prints_the_classic_table(flowbench: Callable) -> None:
+    small = (
+        "--model",
+        "linear",
+        "--input-shape",
+        "3x4x4",
+        "--engine",
+        "toy-talks",
+        "--reference",
+        "toy",
+        "--device",
+        "cpu",
+    )
+    status, out, err = flowbench(
+        "run", "--preset", "seed", *small, "--batch-size", "2", "1", "--steps", "2", "--pairs", "1", "--threads", "1"
+    )
+    assert status == 0, err
+    assert "Mean ms of a step, subject / Toy → relative speed" in out
+    (row,) = [line for line in out.splitlines() if line.startswith("| Odd, linear, 3x4x4, one process")]
+    assert row.count("→") == 2
+
+
 def test_a_dry_run_lists_cells_and_time_and_writes_nothing(flowbench: Callable, tmp_path: Path) -> None:
     status, out, err = flowbench("run", *SMALL, "--batch-size", "4", "2", "1", "--pairs", "5", "--dry-run")
     assert (status, err) == (0, "")
