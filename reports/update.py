@@ -24,9 +24,9 @@ from flowbench.judge.stats import process_median  # noqa: E402
 from flowbench.record.document import read_document  # noqa: E402
 from flowbench.record.run import RunDocument, Sample  # noqa: E402
 from flowbench.report import render  # noqa: E402
-from flowbench.sitting import REPORTS  # noqa: E402
 
 SUBJECT = "flow-eager"
+TEXTS = ((".txt", "speed-stats"), (".md", "markdown"))
 MARKED = re.compile(r"(<!-- figures: (\S+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
 MIB = 2**20
 # What the memory of a step is judged by, with its field of the run document.
@@ -49,7 +49,7 @@ def wanted(root: Path) -> dict[Path, str]:
     texts: dict[Path, str] = {}
     for path in documents(root / "reports"):
         document = read_document(path)
-        texts |= {path.with_suffix(suffix): render(document, form) for suffix, form in REPORTS}
+        texts |= {path.with_suffix(suffix): render(document, form) for suffix, form in TEXTS}
     readme = root / "README.md"
     texts[readme] = MARKED.sub(lambda found: found[1] + figures(root / found[2]) + found[4], readme.read_text())
     return texts

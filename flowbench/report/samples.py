@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from itertools import zip_longest
 from typing import Any
 
 from flowbench.cell import Case
@@ -84,9 +83,10 @@ def _of_sample(sample: Sample, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _steps(rank: RankSample) -> Iterator[dict[str, Any]]:
-    """Each step with its phase, its number over both phases, its times and its loss."""
-    times: list[tuple[str, float, float | None]] = [("warm-up", time, None) for time in rank.warmup_ms]
-    times += [("timed", time, host) for time, host in zip_longest(rank.steps_ms, rank.host_ms or ())]
+    """Each step with its phase, its number over all phases, its time or the host's, and its loss."""
+    times: list[tuple[str, float | None, float | None]] = [("warm-up", time, None) for time in rank.warmup_ms]
+    times += [("timed", time, None) for time in rank.steps_ms]
+    times += [("host", None, time) for time in rank.host_ms or ()]
     for step, (phase, time_ms, host_ms) in enumerate(times):
         loss = rank.losses[step] if step < len(rank.losses) else None
         yield {"phase": phase, "step": step, "time_ms": time_ms, "host_ms": host_ms, "loss": loss}
