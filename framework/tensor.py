@@ -13,7 +13,7 @@ from framework.autograd.engine import backward, run_hooks
 from framework.autograd.node import Hook, Node
 from framework.device import Device
 from framework.dtype import DType
-from framework.vm.array import Array
+from framework.vm.array import Array, Layout
 from framework.vm.machine import machine
 from framework.vm.runtime import runtime
 
@@ -274,8 +274,8 @@ class Tensor:
         kernels.copy(copied, gradient)
         return copied
 
-    def room(self) -> Array | None:
-        """Memory that a gradient of this leaf should be written to; None where any will do."""
+    def room(self, layout: Layout) -> Array | None:
+        """Memory that a gradient of this leaf, of that layout, is to be written to; None where any will do."""
         return None
 
     def show(self, base: Tensor) -> None:

@@ -7,7 +7,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from framework.vm import scope
-from framework.vm.array import Array
+from framework.vm.array import Array, Layout
 
 if TYPE_CHECKING:
     from framework.autograd.function import Operation
@@ -72,6 +72,15 @@ class Node:
         if self.recording:
             self._saved = arrays
             self._versions = tuple([a.storage.version if type(a) is Array else -1 for a in arrays])
+
+    def room(self, position: int, layout: Layout) -> Array:
+        """A new array for the gradient of an input: where the leaf wants it to lie, if it says so."""
+        edge = self.edges[position]
+        if edge is not None and type(edge[0]) is not Node:
+            home: Array | None = edge[0].room(layout)
+            if home is not None:
+                return home
+        return self.runtime.new(layout)
 
     def remakes(self, output: Array) -> None:
         """Lets those who need the output for backward have it made again by the operation, rather than keep it."""

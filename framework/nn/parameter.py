@@ -6,7 +6,7 @@ from typing import Any
 
 from framework.autograd.gradient import Home
 from framework.tensor import Tensor
-from framework.vm.array import Array
+from framework.vm.array import Array, Layout
 
 
 class Parameter(Tensor):
@@ -31,8 +31,9 @@ class Parameter(Tensor):
     def _kept(self, gradient: Array, owned: bool) -> Array:
         return super()._kept(gradient, owned) if self.home is None else self.home.settle(gradient)
 
-    def room(self) -> Array | None:
+    def room(self, layout: Layout) -> Array | None:
         """Memory at home for a gradient that is to be made now; None where there is none, or someone may keep what is there."""
-        if self.home is None or self.grad is not None or self._hooks:
+        home = self.home
+        if home is None or self.grad is not None or self._hooks or home.array.layout is not layout:
             return None
-        return self.home.lend()
+        return home.lend()

@@ -33,8 +33,8 @@ class Conv2d(Operation):
         needs_x, needs_weight, needs_bias = node.needs
         grad_x = grad_weight = grad_bias = None
         if needs_weight or needs_bias:
-            grad_weight = kernels.new(plan.grad_weight)
-            grad_bias = kernels.new(plan.grad_bias) if needs_bias else None
+            grad_weight = node.room(1, plan.grad_weight)
+            grad_bias = node.room(2, plan.grad_bias) if needs_bias else None
             kernels.conv2d_backward_weight(grad_weight, grad_bias, grad_y, x, **plan.geometry)
         if needs_x:
             grad_x = kernels.new(plan.grad_x)

@@ -7,7 +7,7 @@ from framework.autograd.node import Node
 from framework.ops.checks import check_floats, check_tensor
 from framework.ops.elementwise import broadcast_shape, sum_to_shape
 from framework.tensor import Tensor
-from framework.vm.array import Array
+from framework.vm.array import Array, Layout
 from framework.vm.runtime import Runtime
 
 
@@ -47,8 +47,8 @@ class Linear(Operation):
         x, weight = node.saved
         grads = (
             kernels.empty(x.shape, x.dtype) if node.needs[0] else None,
-            kernels.empty_like(weight) if node.needs[1] else None,
-            kernels.empty((weight.shape[0],), weight.dtype) if node.needs[2] else None,
+            node.room(1, Layout.like(weight.layout)) if node.needs[1] else None,
+            node.room(2, Layout.of(weight.shape[:1], (1,), weight.dtype)) if node.needs[2] else None,
         )
         kernels.linear_backward(*grads, grad_y, x, weight)
         return grads

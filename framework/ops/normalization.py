@@ -239,8 +239,8 @@ def _new_gradients(
     vector = Layout.of(x.shape[1:2], (1,), dtype)
     return (
         _images(kernels, x, spare) if needs_x else None,
-        kernels.new(vector) if needs_weight else None,
-        kernels.new(vector) if needs_bias else None,
+        node.room(1, vector) if needs_weight else None,
+        node.room(2, vector) if needs_bias else None,
         _images(kernels, x, spare) if needs_residual and changed else None,
     )
 

@@ -474,3 +474,36 @@ if rank == 0:
 # One value per channel on each rank is enough, since all together have two.
 norm(flow.tensor(images[rank : rank + 1, :, :1, :1]))
 """)
+
+
+def test_backward_writes_gradients_where_they_are_averaged() -> None:
+    on_two_ranks("""
+from framework.vm import machine
+
+def copies(model):
+    seen = []
+    def observe(instruction, run):
+        if instruction.kernel.__name__ in ("copy", "add"):
+            seen.extend(a.storage for a in instruction.writes)
+        run()
+    with machine.observed(observe):
+        loss_of(model, data(rank)).backward()
+    flats = {id(b.flat.storage) for b in model.reducer.buckets}
+    return sum(id(storage) in flats for storage in seen)
+
+model = DDP(net())
+loss_of(model, data(rank)).backward()
+model.zero_grad()
+assert copies(model) == 0
+assert copies(model) == len(list(model.parameters()))  # added to what is there
+model.zero_grad()
+# What a hook sees may be kept, so it is not what the next step writes over.
+kept = []
+remove = model.module.fc.weight.register_hook(lambda gradient: kept.append(gradient))
+assert copies(model) == 1
+before = kept[0].tolist()
+remove()
+model.zero_grad()
+loss_of(model, data(rank, step=1)).backward()
+assert kept[0].tolist() == before
+""")
