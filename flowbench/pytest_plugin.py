@@ -8,6 +8,8 @@ A suite marks a test with what to measure, in the words of `flowbench.measure.pl
 
 The test is repeated for every cell. The first one that runs measures all selected cells as `flowbench run` would; then
 pytest-benchmark is told the times. A round of its table is a fresh process (its median step), never a step.
+
+For single operations there is the fixture `side_by_side`: see `flowbench.pytest_operations`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from flowbench.record.run import RunDocument, Sample
 
 MARKER = "flowbench"
+pytest_plugins = ["flowbench.pytest_operations"]
 
 
 class Measured:
@@ -182,7 +185,8 @@ class Sittings:
             name: tuple(value) if isinstance(value, list) else value for name, value in marker.kwargs.items()
         }
         options = {
-            name: self._config.getoption(f"flowbench_{name}") for name in ("steps", "warmup", "pairs", "threads")
+            name: self._config.getoption(f"flowbench_{name}")
+            for name in ("steps", "warmup", "pairs", "threads", "device")
         }
         return Request(**(asked | {name: value for name, value in options.items() if value is not None}))
 

@@ -94,6 +94,12 @@ def test_the_engine_is_measured_and_the_report_written(copy: Path) -> None:
     assert text == "linear [2, 3, 4, 4]\tNothing\t\n"
 
 
+def test_the_operation_is_compared(copy: Path) -> None:
+    options = ["-q", "-p", "flowbench.pytest_plugin", "--flowbench-out=out", "--flowbench-pairs=1"]
+    said = run(copy, "-m", "pytest", *options, "-k", "total", "my_suite.py")
+    assert re.search(r"^total +[\d.]+ +[\d.]+ +[\d.]+ ", said, re.MULTILINE), said
+
+
 def test_the_suite_is_collected(copy: Path) -> None:
     said = run(copy, "-m", "pytest", "-q", "-p", "flowbench.pytest_plugin", "--collect-only", "my_suite.py")
     assert "test_training_step[resnet18-2x3x64x64-flow-eager]" in said

@@ -15,6 +15,15 @@ from pathlib import Path
 
 MARK = "FLOWBENCH_SITTING"
 
+# OpenMP and the libraries of linear algebra read these once, when they are loaded.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
 
 def child_environment() -> dict[str, str]:
     """The environment for a child that imports what this process imports, from wherever it is started."""

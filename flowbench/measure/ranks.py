@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.launchers import Launched
-from flowbench.measure.processes import MARK, child_environment, end_group, end_marked, marked
+from flowbench.measure.processes import MARK, THREAD_VARIABLES, child_environment, end_group, end_marked, marked
 from flowbench.measure.wire import Event, Job, Phase, RankState, event_limit, job_line, read_event
 from flowbench.record.profile import Profile
 from flowbench.record.run import RankSample
@@ -32,13 +32,6 @@ EXIT_S = 10.0
 LEFT_BEHIND_S = 1.0
 
 _TAIL_BYTES = 4000
-_THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-)
 
 
 @dataclass(frozen=True)
@@ -381,7 +374,7 @@ def _environment(number: int, job: Job, mark: str, port: int) -> dict[str, str]:
     cell, environment = job.cell, child_environment()
     if job.import_path:
         environment["PYTHONPATH"] = os.pathsep.join([job.import_path, environment["PYTHONPATH"]])
-    environment |= dict.fromkeys(_THREAD_VARIABLES, str(cell.threads))
+    environment |= dict.fromkeys(THREAD_VARIABLES, str(cell.threads))
     environment[MARK] = mark
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # GPUs are numbered as their driver numbers them
     if cell.ddp or cell.world_size > 1:
