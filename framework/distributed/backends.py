@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from framework.device import Device, cpu
-from framework.distributed.errors import DistributedError
+from framework.distributed.errors import DistributedError, rank_list
 from framework.distributed.group import ProcessGroup
+from framework.vm import cuda
 from framework.vm.host_stream import HostStream
 from framework.vm.machine import machine
 from framework.vm.runtime import runtime
@@ -32,6 +33,29 @@ def check_name(backend: str | None) -> None:
     """Raises ValueError for a backend that does not exist."""
     if backend is not None and backend not in NAMES:
         raise ValueError(f"a backend is one of {', '.join(NAMES)}, or None for what fits; not {backend!r}")
+
+
+def check(wanted: str | None, machines: Machines, gpus: list[str | None]) -> None:
+    """Raises DistributedError where the backend asked for cannot serve these ranks; `gpus` says where each one's GPU sits."""
+    if wanted == "shm":
+        choose(wanted, "cpu", machines)
+    if wanted != "nccl":
+        return
+    without = [rank for rank, gpu in enumerate(gpus) if gpu is None]
+    if without:
+        raise DistributedError(
+            f'backend="nccl" needs a GPU for each rank, and {rank_list(without)} found none: {cuda.why() or "see there"}'
+        )
+    if not machines.gpus_suffice:
+        raise DistributedError(
+            f"{len(gpus)} ranks have fewer GPUs than that ({', '.join(map(str, gpus))}), and NCCL refuses two ranks on one:"
+            ' start one rank per GPU, or take backend="shm", which goes through the host'
+        )
+
+
+def serves_host(wanted: str | None, machines: Machines) -> bool:
+    """Whether CPU tensors have a backend that is certain to be there."""
+    return wanted in ("shm", "mpi") or (wanted is None and machines.count == 1)
 
 
 def choose(wanted: str | None, device_type: str, machines: Machines) -> str:

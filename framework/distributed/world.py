@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from framework import cuda
-from framework.device import Device
+from framework.device import Device, cpu
 from framework.distributed import backends
 from framework.distributed.environment import Environment, read_environment
-from framework.distributed.errors import DistributedError, rank_list
+from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, DistributedError, rank_list
 from framework.distributed.group import ProcessGroup
+from framework.distributed.peers import Peers
 from framework.distributed.store import Store
 from framework.vm import cuda as vm_cuda
 from framework.vm.runtime import runtime
@@ -24,6 +26,8 @@ from framework.vm.stream import Stream
 DEFAULT_TIMEOUT_S = 600.0
 # How long rank 0 keeps the store for ranks that have not said goodbye.
 _GOODBYE_S = 10.0
+_FAILED_GOODBYE_S = 2.0
+_LOOK_S = 0.1
 
 
 class Group:
@@ -46,6 +50,7 @@ class Group:
         if made is None:
             self._check_member()
             backend = backends.choose(self.world.wanted, device.type, self.world.machines)
+            self._come_together(device)
             made = self._made[device.type] = backends.make(backend, self, device)
         return made
 
@@ -71,6 +76,30 @@ class Group:
         for made in self._made.values():
             made.close()
         self._made.clear()
+
+    def _come_together(self, device: Device) -> None:
+        """Returns when all its ranks are here to make a process group. Raises CollectiveError that names those that are not."""
+        store, timeout_s = self.world.store, self.world.timeout_s
+        key, peers = f"{self.name}/{device.type}/here", Peers(self.neighbours())
+        store.set(f"{key}/{self.rank}", b"")
+        deadline = time.monotonic() + timeout_s
+        missing = list(range(self.size))
+        while missing:
+            patience_s = max(0.0, min(_LOOK_S, deadline - time.monotonic()))
+            while missing and store.get(f"{key}/{missing[0]}", patience_s) is not None:
+                del missing[0]
+            late = time.monotonic() > deadline
+            if late or any(peers.is_gone(number) for number in missing):
+                missing = [number for number in missing if store.get(f"{key}/{number}") is None]
+            gone = [self.ranks[number] for number in missing if peers.is_gone(number)]
+            if missing and (gone or late):
+                came = rank_list([rank for number, rank in enumerate(self.ranks) if number not in missing])
+                absent = rank_list([self.ranks[number] for number in missing])
+                first = f"the first collective of group {self.name} on {device.type}: {came} came, {absent} did not"
+                if gone:
+                    raise CollectiveError(f"{first}: {rank_list(gone)} ended")
+                raise CollectiveTimeoutError(f"{first} within {timeout_s:g} s")
+        peers.close()
 
     def _check_member(self) -> None:
         if self.rank < 0:
@@ -149,7 +178,8 @@ def init_process_group(backend: str | None = None, timeout: float = DEFAULT_TIME
     try:
         _world = _meet(environment, store, backend, timeout, gpu)
     except BaseException:
-        store.close()
+        # The others want to see from the store what is wrong.
+        _say_goodbye(store, environment.rank, environment.world_size, _FAILED_GOODBYE_S)
         raise
 
 
@@ -161,7 +191,7 @@ def destroy_process_group() -> None:
     world, _world = _world, None
     with ExitStack() as ending:
         # Each of these happens, whichever of them raises.
-        ending.callback(_say_goodbye, world)
+        ending.callback(_say_goodbye, world.store, world.rank, world.size)
         for group in world.groups:
             ending.callback(group.close)
         for device, stream in world.streams.items():
@@ -243,6 +273,10 @@ def _meet(environment: Environment, store: Store, backend: str | None, timeout_s
     machines = backends.Machines(len({member.machine for member in members}), gpus_suffice=len(gpus) == size)
     made = World(rank, size, local_rank, backend, timeout_s, store, tuple(members), machines)
     made.groups.append(Group(made, "world", tuple(range(size))))
+    backends.check(backend, machines, [member.gpu for member in members])
+    if backends.serves_host(backend, machines):
+        # Made at once, so that the ranks watch each other from the start.
+        made.everyone.on(cpu)
     return made
 
 
@@ -254,18 +288,18 @@ def _machine() -> str:
         return platform.node()
 
 
-def _say_goodbye(current: World) -> None:
-    """Tells rank 0 that the store is not needed any more; rank 0 waits for all to say so."""
+def _say_goodbye(store: Store, rank: int, size: int, patience_s: float = _GOODBYE_S) -> None:
+    """Tells rank 0 that the store is not needed any more; rank 0, which keeps it, waits until all have said so."""
     try:
-        current.store.add("goodbye", 1)
-        if current.rank == 0:
-            current.store.wait_for_count("goodbye", current.size, _GOODBYE_S)
+        store.add("goodbye", 1)
+        if rank == 0:
+            store.wait_for_count("goodbye", size, patience_s)
     except DistributedError:
-        if current.rank == 0:
+        if rank == 0:
             raise
         # Rank 0 has ended, and with it the store: there is nothing to say goodbye to.
     finally:
-        current.store.close()
+        store.close()
 
 
 def exchange_key(group: Group, current: World) -> str:

@@ -1,0 +1,305 @@
+"""The launch module with real processes: what it passes on, what it says last, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from tests.framework.distributed.ranks import PRELUDE, environment, free_port
+
+# By this the processes of a test are found again, whoever their parent is by then.
+MARK = "FLOW_LAUNCH_TEST"
+INIT = "dist.init_process_group(timeout=30)\nrank, size = dist.get_rank(), dist.get_world_size()\n"
+
+
+class Launch:
+    """One call of the launch module, on a script in a folder of its own."""
+
+    def __init__(self, folder: Path, code: str, *options: str, script_arguments: tuple[str, ...] = ()) -> None:
+        script = folder / "script.py"
+        script.write_text(PRELUDE + dedent(code))
+        self.mark = str(folder)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "framework.distributed.launch", *options, str(script), *script_arguments],
+            env=environment(**{MARK: self.mark}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def finish(self) -> tuple[int, str, str]:
+        """Its exit code, and what it wrote to standard output and to standard error."""
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+    def wait_for(self, path: Path) -> None:
+        """Until a rank has made a file."""
+        until = time.monotonic() + 60
+        while not path.exists():
+            assert self.process.poll() is None, self.finish()
+            assert time.monotonic() < until
+            time.sleep(0.01)
+
+    def left(self) -> list[int]:
+        """The processes that still run of those it started, and itself; waits a little for those that just end."""
+        until = time.monotonic() + 10
+        while (found := marked(self.mark)) and time.monotonic() < until:
+            time.sleep(0.02)
+        return found
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes that carry a mark."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            is_zombie = (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            if not is_zombie and wanted in (folder / "environ").read_bytes().split(b"\0"):
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+def test_ranks_get_their_place_and_arguments(tmp_path: Path) -> None:
+    code = """
+        names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR".split()
+        print(*[os.environ[name] for name in names], sys.argv[1:])
+        print("warning", file=sys.stderr)
+    """
+    launch = Launch(tmp_path, code, "--nproc-per-node", "2", script_arguments=("--lr", "0.1", "-m"))
+    status, out, err = launch.finish()
+    assert status == 0
+    assert sorted(out.splitlines()) == [
+        f"[rank {rank}] {rank} {rank} 2 2 127.0.0.1 ['--lr', '0.1', '-m']" for rank in range(2)
+    ]
+    assert sorted(err.splitlines()) == ["[rank 0] warning", "[rank 1] warning"]
+
+
+def test_machines_count_on_and_output_can_stay_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "a_module.py").write_text("import os; print(os.environ['RANK'], os.environ['WORLD_SIZE'])")
+    several = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--master-port", str(free_port())]
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "framework.distributed.launch",
+            "--nproc-per-node",
+            "2",
+            "--no-prefix",
+            *several,
+            "-m",
+            "a_module",
+        ],
+        env=environment(PYTHONPATH=f"{environment()['PYTHONPATH']}{os.pathsep}{tmp_path}"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (answer.returncode, sorted(answer.stdout.split("\n"))) == (0, ["", "2 4", "3 4"]), answer.stderr
+
+
+FAULTS = {
+    # name: (code after init, exit code, what the last lines say)
+    "exception": ("if rank == 1: raise ValueError('my message')\ndist.barrier()", 1, "ValueError: my message"),
+    "exit code": ("sys.exit(7) if rank == 1 else dist.barrier()", 7, "rank 1 failed with exit code 7"),
+    "killed at the start barrier": (
+        "if rank == 1: os.kill(os.getpid(), 9)\ndist.barrier()",
+        137,
+        "rank 1 was ended by SIGKILL",
+    ),
+    "killed in forward": (
+        """
+        model = flow.nn.Linear(4, 4)
+        x = flow.ones(2, 4)
+        for step in range(3):
+            if rank == 1 and step == 1:
+                model.forward = lambda x: os.kill(os.getpid(), 9)
+            dist.all_reduce(model(x))
+        """,
+        137,
+        "rank 1 was ended by SIGKILL",
+    ),
+    "killed in backward": (
+        """
+        x = flow.ones(2, 4, requires_grad=True)
+        for step in range(3):
+            if rank == 1 and step == 1:
+                x.register_hook(lambda grad: os.kill(os.getpid(), 9))
+            (x * x).sum().backward()
+            dist.all_reduce(x.grad)
+        """,
+        137,
+        "rank 1 was ended by SIGKILL",
+    ),
+    "killed in a collective": (
+        """
+        import threading
+        if rank == 1:
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), 9)).start()
+        big = flow.ones(3_000_000)
+        while True:
+            dist.all_reduce(big, "avg")
+        """,
+        137,
+        "rank 1 was ended by SIGKILL",
+    ),
+    "out of memory": (
+        """
+        if rank == 1:
+            flow.cpu.set_memory_limit(64 << 20)
+        held = flow.zeros(100 << 20, dtype=flow.uint8)
+        dist.barrier()
+        """,
+        1,
+        "OutOfMemoryError",
+    ),
+    "deaf to SIGTERM": (
+        """
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        dist.barrier()
+        if rank == 1:
+            raise ValueError("my message")
+        while True:
+            time.sleep(60)
+        """,
+        1,
+        "ValueError: my message",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_first_failure_is_seen_last_and_nothing_is_left(tmp_path: Path, fault: str) -> None:
+    code, wanted, words = FAULTS[fault]
+    launch = Launch(tmp_path, INIT + dedent(code), "--nproc-per-node", "2")
+    status, _, err = launch.finish()
+    assert status == wanted, err
+    summary = err[err.rindex("launch: rank 1 ") :]
+    assert words in summary, err
+    assert not any(line.startswith("[rank") for line in summary.splitlines())
+    assert launch.left() == []
+
+
+def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
+    code = "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nsys.exit(3 if os.environ['RANK'] == '1' else 0)"
+    launch = Launch(tmp_path, code, "--nproc-per-node", "2")
+    assert launch.finish()[0] == 3
+    assert launch.left() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_the_ranks(tmp_path: Path, number: signal.Signals) -> None:
+    code = """
+        import signal
+        def note(number, frame):
+            print("rank got", signal.Signals(number).name, flush=True)
+            sys.exit(0)
+        signal.signal(signal.SIGINT, note)
+        signal.signal(signal.SIGTERM, note)
+        dist.barrier()
+        (open(sys.argv[1], "w").close() if rank == 0 else None)
+        time.sleep(1000)
+    """
+    ready = tmp_path / "ready"
+    launch = Launch(tmp_path, INIT + dedent(code), "--nproc-per-node", "2", script_arguments=(str(ready),))
+    launch.wait_for(ready)
+    launch.process.send_signal(number)
+    status, out, err = launch.finish()
+    assert status == 128 + number
+    assert sorted(out.splitlines()) == [f"[rank {rank}] rank got {number.name}" for rank in range(2)]
+    assert err.splitlines()[-1] == f"launch: ended by {number.name}, and the ranks with it"
+    assert launch.left() == []
+
+
+def test_a_second_interrupt_waits_no_longer(tmp_path: Path) -> None:
+    code = """
+        import signal
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        open(sys.argv[1] + os.environ["RANK"], "w").close()
+        time.sleep(1000)
+    """
+    ready = tmp_path / "ready"
+    launch = Launch(tmp_path, code, "--nproc-per-node", "2", script_arguments=(str(ready),))
+    for rank in range(2):
+        launch.wait_for(Path(f"{ready}{rank}"))
+    launch.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    launch.process.send_signal(signal.SIGINT)
+    assert launch.finish()[0] == 130
+    assert launch.left() == []
+
+
+def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
+    code = INIT + "dist.barrier()\nopen(sys.argv[1] + str(rank), 'w').close()\ntime.sleep(1000)\n"
+    ready = tmp_path / "ready"
+    launch = Launch(tmp_path, code, "--nproc-per-node", "2", script_arguments=(str(ready),))
+    for rank in range(2):
+        launch.wait_for(Path(f"{ready}{rank}"))
+    assert len(marked(launch.mark)) == 4  # the launcher, its guard and two ranks
+    launch.process.kill()
+    launch.finish()
+    assert launch.left() == []
+
+
+def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        launch = Launch(tmp_path, "", "--nproc-per-node", "2", "--master-port", str(port))
+        status, out, err = launch.finish()
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"port {port} cannot be had" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--nproc-per-node", "0"], "takes a number from 1 on"),
+        (["--nproc-per-node", "x"], "takes a number from 1 on"),
+        (["--nnodes", "2", "--node-rank", "2"], "machines count from 0"),
+        (["--nnodes", "2"], "need --master-addr and --master-port"),
+        (["--master-port", "70000"], "is no port"),
+        (["nowhere.py"], "there is no file nowhere.py"),
+        (["--nproc-per-nod", "2"], "--nproc-per-nod"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(options: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    from framework.distributed.launch import main
+
+    with pytest.raises(SystemExit) as ended:
+        main([*options, __file__])
+    out, err = capfd.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    assert words in err
+
+
+def test_fifty_launches_leave_nothing(tmp_path: Path) -> None:
+    code = INIT + "dist.all_reduce(flow.ones(1000))\nos.kill(os.getpid(), 9) if sys.argv[1] == '1' and rank else None\n"
+    before = set(os.listdir("/dev/shm"))
+
+    def launch(number: int) -> tuple[int, list[int]]:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        # Every fifth is killed.
+        one = Launch(folder, code, "--nproc-per-node", "2", script_arguments=("1" if number % 5 == 0 else "0",))
+        return one.finish()[0], one.left()
+
+    # Some at a time: they must not take each other's ports either.
+    with ThreadPoolExecutor(4) as pool:
+        ended = list(pool.map(launch, range(50)))
+    assert ended == [(137 if number % 5 == 0 else 0, []) for number in range(50)]
+    # Other programs of this machine may come and go; ours would carry its own name.
+    assert not {name for name in set(os.listdir("/dev/shm")) - before if "flow" in name}
