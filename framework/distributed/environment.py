@@ -134,12 +134,10 @@ def _master_addr(variables: Mapping[str, str], launcher: _Launcher, world_size: 
 
 def first_node(nodes: str) -> str:
     """The first host of Slurm's short notation: `gpu[03-05,9],login` gives `gpu03`."""
-    match = re.match(r"([^,\[]+)(?:\[(\w+))?([^,]*)", nodes)
+    match = re.match(r"([^,\[]+)(?:\[(\w+)[^\]]*\])?([^,\[]*)", nodes)
     if match is None:
         raise DistributedError(f"SLURM_STEP_NODELIST={nodes!r} names no host; set MASTER_ADDR")
-    stem, number, rest = match.groups()
-    suffix = rest.partition("]")[2] if number else ""
-    return stem + (number or "") + suffix
+    return "".join(part or "" for part in match.groups())
 
 
 def _ports(variables: Mapping[str, str], launcher: _Launcher) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ _LOOK_S = 0.05
 # A collective that takes longer is noted on the board, and compared with what the others wait in.
 _POST_S = 0.5
 _COMPARE_S = 1.0
+_GONE_S = 1.0
 
 
 class Event(Protocol):
@@ -70,6 +71,7 @@ class Watchdog:
         self._under_way: deque[Flight] = deque()
         self._posted: Flight | None = None
         self._compared = 0.0
+        self._gone_since: float | None = None
         self._work = threading.Event()
         self._stopped = False
         self._thread = threading.Thread(target=self._look, name=f"flow-watchdog {name}", daemon=True)
@@ -115,7 +117,9 @@ class Watchdog:
         waited = time.monotonic() - flight.since
         self._communicator.check_async_error()
         gone = self._peers.gone()
-        if gone:
+        # One that has done its part may end a moment before this rank's event passes.
+        self._gone_since = (self._gone_since or time.monotonic()) if gone else None
+        if self._gone_since is not None and time.monotonic() - self._gone_since > _GONE_S:
             ended = rank_list([self._global_ranks[rank] for rank in gone])
             raise CollectiveError(f"{self._oldest()}: {ended} ended")
         if flight.sequence is not None and waited > _POST_S:

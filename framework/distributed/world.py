@@ -24,6 +24,7 @@ from framework.vm.runtime import runtime
 from framework.vm.stream import Stream
 
 DEFAULT_TIMEOUT_S = 600.0
+_LONGEST_TIMEOUT_S = 1e7
 # How long rank 0 keeps the store for ranks that have not said goodbye.
 _GOODBYE_S = 10.0
 _FAILED_GOODBYE_S = 2.0
@@ -170,8 +171,10 @@ def init_process_group(backend: str | None = None, timeout: float = DEFAULT_TIME
     if _world is not None:
         raise DistributedError("init_process_group() was called before; destroy_process_group() comes in between")
     backends.check_name(backend)
-    if not timeout > 0:
-        raise ValueError(f"a timeout is a number of seconds above 0, not {timeout!r}")
+    if not 0 < timeout <= _LONGEST_TIMEOUT_S:
+        raise ValueError(
+            f"a timeout is a number of seconds above 0 and up to {_LONGEST_TIMEOUT_S:.0f}, not {timeout!r}"
+        )
     environment = read_environment(os.environ)
     gpu = _choose_device(environment.local_rank)
     store = Store(environment, timeout)
