@@ -7,10 +7,10 @@ Start a script on every GPU or core with `python -m framework.distributed.launch
 from framework.distributed import functional
 from framework.distributed.collectives import all_gather, all_reduce, barrier, broadcast, recv, reduce_scatter, send
 from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, DistributedError
+from framework.distributed.groups import Group
 from framework.distributed.objects import all_gather_object, broadcast_object
 from framework.distributed.work import Work
 from framework.distributed.world import (
-    Group,
     destroy_process_group,
     get_backend,
     get_local_rank,

@@ -15,7 +15,7 @@ from framework.vm.runtime import runtime
 from framework.vm.stream import Stream
 
 if TYPE_CHECKING:
-    from framework.distributed.world import Group
+    from framework.distributed.groups import Group
 
 STREAM = "communication"
 NAMES = ("shm", "nccl", "mpi")

@@ -7,7 +7,7 @@ from typing import cast
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.distributed import collectives
-from framework.distributed.world import Group
+from framework.distributed.groups import Group
 from framework.dtype import float32
 from framework.ops import add, divide, multiply, reshape, sqrt, subtract
 from framework.ops import sum as sum_of

@@ -13,9 +13,10 @@ import numpy as np
 
 from framework.device import Device, cpu
 from framework.distributed.group import ProcessGroup
+from framework.distributed.groups import Group
 from framework.distributed.reduction import check_operation
 from framework.distributed.work import Work
-from framework.distributed.world import Group, world
+from framework.distributed.world import world
 from framework.dtype import uint8
 from framework.kernels.table import Kernel, kernel
 from framework.tensor import Tensor

@@ -5,7 +5,8 @@ from __future__ import annotations
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.distributed import collectives
-from framework.distributed.world import Group, world
+from framework.distributed.groups import Group
+from framework.distributed.world import world
 from framework.tensor import Tensor
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime

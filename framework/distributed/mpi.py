@@ -15,7 +15,7 @@ from framework.distributed.words import describe
 from framework.vm.array import Array
 
 if TYPE_CHECKING:
-    from framework.distributed.world import Group
+    from framework.distributed.groups import Group
 
 # How long MPI is asked without a pause in between, and the longest pause.
 _BUSY_S = 0.0002

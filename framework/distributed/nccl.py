@@ -22,7 +22,7 @@ from framework.vm import cuda
 from framework.vm.array import Array
 
 if TYPE_CHECKING:
-    from framework.distributed.world import Group
+    from framework.distributed.groups import Group
 
 _TYPES = {
     "bool": "NCCL_UINT8",

@@ -6,29 +6,49 @@ import json
 from typing import Any
 
 from framework.distributed.errors import DistributedError
-from framework.distributed.world import Group, exchange_key, gather_values, world
+from framework.distributed.groups import Group
+from framework.distributed.world import world
 
 
 def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
-    """The values of all ranks, in their order."""
+    """The values of all ranks, in their order. Raises DistributedError that names those that do not come in time."""
     group = group or world().everyone
-    return [json.loads(other) for other in gather_values(group, _encode(value), group.world.timeout_s)]
+    store = group.world.store
+    key = _key(group)
+    store.set(f"{key}/{group.rank}", _encode(value))
+    values = store.gather(key, group.ranks, group.world.timeout_s)
+    _forget(group, key, [f"{key}/{number}" for number in range(group.size)])
+    return [json.loads(other) for other in values]
 
 
 def broadcast_object(value: Any, src: int, group: Group | None = None) -> Any:
     """The value that rank `src` (its number in the world) gives; the other ranks' values are not looked at."""
     group = group or world().everyone
     source = group.index(src)
-    current = group.world
-    key = exchange_key(group, current)
+    store, timeout_s = group.world.store, group.world.timeout_s
+    key = _key(group)
     if group.rank == source:
-        encoded = _encode(value)
-        current.store.set(key, encoded)
-        return json.loads(encoded)
-    sent = current.store.get(key, current.timeout_s)
+        store.set(f"{key}/value", _encode(value))
+    sent = store.get(f"{key}/value", timeout_s)
     if sent is None:
-        raise DistributedError(f"rank {src} did not come to broadcast_object within {current.timeout_s:g} s")
+        raise DistributedError(f"rank {src} did not come to broadcast_object within {timeout_s:g} s")
+    _forget(group, key, [f"{key}/value"])
     return json.loads(sent)
+
+
+def _key(group: Group) -> str:
+    """A name, the same on every rank of the group, for what is exchanged next."""
+    exchanges = group.world.exchanges
+    exchanges[group.name] = exchanges.get(group.name, 0) + 1
+    return f"{group.name}/exchange/{exchanges[group.name]}"
+
+
+def _forget(group: Group, key: str, keys: list[str]) -> None:
+    """The last rank that has read the values takes them out of the store, which otherwise would grow."""
+    store = group.world.store
+    if store.add(f"{key}/read", 1) == group.size:
+        for name in [*keys, f"{key}/read"]:
+            store.delete(name)
 
 
 def _encode(value: Any) -> bytes:

@@ -8,7 +8,7 @@ their slots. Only raising and waiting are ever needed to keep ranks from each ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,24 +17,26 @@ from framework.distributed.errors import CollectiveError, CollectiveTimeoutError
 from framework.distributed.peers import Peers
 from framework.distributed.reduction import reduction
 from framework.distributed.segment import Counters, Segment
+from framework.distributed.shm_layout import (
+    PIPE_BYTES,
+    READ_WITHIN,
+    SLOT_BYTES,
+    TEXT_BYTES,
+    Layout,
+    chunks,
+    places,
+    read_text,
+    write_text,
+)
 from framework.distributed.words import describe
 from framework.vm.array import Array
 
 if TYPE_CHECKING:
-    from framework.distributed.world import Group
+    from framework.distributed.groups import Group
 
-# Small enough to stay in a core's cache between being written by one rank and read by another.
-SLOT_BYTES = 512 * 1024
 # Up to here every rank reduces the whole by itself: one step in place of two.
 SMALL_BYTES = 16 * 1024
-# What is shown at a step has been read by whoever has raised its counter this many times since, in every collective. A slot is
-# written anew after `_SLOTS` steps; what lies between lets a rank be ahead of the others.
-_READ_WITHIN = 3
-_SLOTS = 6
-_PIPE_BYTES = 128 * 1024
-_TEXT_BYTES = 256
 _LOOK_S = 0.1
-_ALIGNMENT = 4096
 
 
 class ShmGroup:
@@ -53,7 +55,7 @@ class ShmGroup:
         self._sequence = 0
         self._step = 0
         self._what = ""
-        self._layout = _Layout(self.size)
+        self._layout = Layout(self.size)
         self._segment = _share(group, name, self._layout.nbytes)
         self._counters = Counters(self._segment, 0, self._layout.counters)
         self._peers = Peers(group.neighbours())
@@ -68,11 +70,11 @@ class ShmGroup:
         if values.nbytes <= SMALL_BYTES:
             self._all_reduce_small(values, reduce)
         else:
-            self._all_reduce_chunks(list(_chunks(values, SLOT_BYTES)), reduce)
+            self._all_reduce_chunks(list(chunks(values, SLOT_BYTES)), reduce)
 
     def broadcast(self, array: Array, src: int) -> None:
         self._enter(f"broadcast({describe(array)}, from {self._number(src)})")
-        for chunk in _chunks(array.host_view().reshape(-1), SLOT_BYTES):
+        for chunk in chunks(array.host_view().reshape(-1), SLOT_BYTES):
             if self.rank == src:
                 self._meet([], self._show(chunk))
             else:
@@ -85,7 +87,7 @@ class ShmGroup:
         values = array.host_view().reshape(-1)
         gathered = out.host_view().reshape(self.size, -1)
         np.copyto(gathered[self.rank], values)
-        for start, chunk in _places(values, SLOT_BYTES):
+        for start, chunk in places(values, SLOT_BYTES):
             step = self._show(chunk)
             self._meet(self._others, step)
             for other in self._others:
@@ -96,7 +98,7 @@ class ShmGroup:
         pieces = array.host_view().reshape(self.size, -1)
         result = out.host_view().reshape(-1)
         reduce = reduction(op, array.dtype)
-        for start, chunk in _places(result, SLOT_BYTES // self.size):
+        for start, chunk in places(result, SLOT_BYTES // self.size):
             mine = pieces[:, start : start + chunk.size]
             slot = self._free_slot(mine)
             np.copyto(slot.reshape(mine.shape), mine)
@@ -120,12 +122,12 @@ class ShmGroup:
         pipe = self._layout.pipe(self.rank, dst)
         what = f"send({describe(array)}) to {self._number(dst)}"
         written = self._counters[pipe.written]
-        for chunk in _chunks(values, _PIPE_BYTES - _TEXT_BYTES):
+        for chunk in chunks(values, PIPE_BYTES - TEXT_BYTES):
             # Two pieces may be under way.
             self._until(pipe.read, written - 1, dst, lambda: f"{what}: it did not receive")
             room = self._segment.bytes[pipe.slot(written) :]
-            _write_text(room, describe(array))
-            np.copyto(room[_TEXT_BYTES : _TEXT_BYTES + chunk.nbytes].view(chunk.dtype), chunk)
+            write_text(room, describe(array))
+            np.copyto(room[TEXT_BYTES : TEXT_BYTES + chunk.nbytes].view(chunk.dtype), chunk)
             written += 1
             self._counters.set(pipe.written, written)
 
@@ -135,13 +137,13 @@ class ShmGroup:
         pipe = self._layout.pipe(src, self.rank)
         what = f"recv({describe(array)}) from {self._number(src)}"
         read = self._counters[pipe.read]
-        for chunk in _chunks(values, _PIPE_BYTES - _TEXT_BYTES):
+        for chunk in chunks(values, PIPE_BYTES - TEXT_BYTES):
             self._until(pipe.written, read + 1, src, lambda: f"{what}: it did not send")
             room = self._segment.bytes[pipe.slot(read) :]
-            sent = _read_text(room)
+            sent = read_text(room)
             if sent != describe(array):
                 self._fail(f"{what}: it sends {sent}")
-            np.copyto(chunk, room[_TEXT_BYTES : _TEXT_BYTES + chunk.nbytes].view(chunk.dtype))
+            np.copyto(chunk, room[TEXT_BYTES : TEXT_BYTES + chunk.nbytes].view(chunk.dtype))
             read += 1
             self._counters.set(pipe.read, read)
 
@@ -208,7 +210,7 @@ class ShmGroup:
         self._sequence += 1
         self._what = what
         self._matched = self.size == 1
-        _write_text(self._segment.bytes[self._layout.text(self.rank, self._sequence) :], f"{self._sequence} {what}")
+        write_text(self._segment.bytes[self._layout.text(self.rank, self._sequence) :], f"{self._sequence} {what}")
         self._counters.set(self._layout.entered(self.rank), self._sequence)
 
     def _raise(self) -> int:
@@ -228,7 +230,7 @@ class ShmGroup:
         """This rank's slot for the step to come, once nobody reads what was there."""
         step = self._step + 1
         for other in self._others:
-            self._until(self._layout.step(other), step - _READ_WITHIN, other, self._missing)
+            self._until(self._layout.step(other), step - READ_WITHIN, other, self._missing)
         return self._slot(self.rank, step, like)
 
     def _slot(self, rank: int, step: int, like: np.ndarray) -> np.ndarray:
@@ -245,8 +247,7 @@ class ShmGroup:
         self._matched = True
         mine = f"{self._sequence} {self._what}"
         said = {
-            rank: _read_text(self._segment.bytes[self._layout.text(rank, self._sequence) :])
-            for rank in range(self.size)
+            rank: read_text(self._segment.bytes[self._layout.text(rank, self._sequence) :]) for rank in range(self.size)
         }
         if any(text != mine for text in said.values()):
             calls = "; ".join(
@@ -295,56 +296,6 @@ class ShmGroup:
         return f"rank {self._global_ranks[rank]}"
 
 
-class _Pipe:
-    """Where what one rank sends to another lies: two counters and two slots."""
-
-    def __init__(self, first_counter: int, offset: int) -> None:
-        self.written, self.read = first_counter, first_counter + 1
-        self._offset = offset
-
-    def slot(self, piece: int) -> int:
-        return self._offset + piece % 2 * _PIPE_BYTES
-
-
-class _Layout:
-    """What lies where in the segment of `size` ranks; memory that is never touched costs nothing."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self.counters = 3 * size + 2 * size * size
-        self._texts = _aligned(self.counters * Counters.STEP_BYTES)
-        self._slots = _aligned(self._texts + 2 * size * _TEXT_BYTES)
-        self._pipes = self._slots + _SLOTS * size * SLOT_BYTES
-        self.nbytes = self._pipes + 2 * size * size * _PIPE_BYTES
-
-    def entered(self, rank: int) -> int:
-        """The counter of the collectives that a rank has come to."""
-        return rank
-
-    def step(self, rank: int) -> int:
-        """The counter of the steps for which a rank's slot is ready."""
-        return self._size + rank
-
-    def gave_up(self, rank: int) -> int:
-        """The counter that is not 0 once a rank has failed."""
-        return 2 * self._size + rank
-
-    def text(self, rank: int, sequence: int) -> int:
-        """Where a rank says which collective it came to. Two in turn are enough: all meet in each."""
-        return self._texts + (2 * rank + sequence % 2) * _TEXT_BYTES
-
-    def slot(self, rank: int, step: int) -> int:
-        return self._slots + (_SLOTS * rank + step % _SLOTS) * SLOT_BYTES
-
-    def pipe(self, src: int, dst: int) -> _Pipe:
-        number = src * self._size + dst
-        return _Pipe(3 * self._size + 2 * number, self._pipes + 2 * number * _PIPE_BYTES)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-
-
 def _share(group: Group, name: str, nbytes: int) -> Segment:
     """The segment, made by rank 0 and opened by the others; nobody else can open it afterwards."""
     store, timeout_s = group.world.store, group.world.timeout_s
@@ -365,25 +316,3 @@ def _share(group: Group, name: str, nbytes: int) -> Segment:
     segment.hide()
     store.add(f"{name}/attached", 1)
     return segment
-
-
-def _chunks(values: np.ndarray, nbytes: int) -> Iterator[np.ndarray]:
-    """Views of a flat array, of `nbytes` at most; an empty one for an empty array, since every collective has a step."""
-    return (chunk for _, chunk in _places(values, nbytes))
-
-
-def _places(values: np.ndarray, nbytes: int) -> Iterator[tuple[int, np.ndarray]]:
-    length = nbytes // values.itemsize
-    for start in range(0, max(values.size, 1), length):
-        yield start, values[start : start + length]
-
-
-def _write_text(room: np.ndarray, text: str) -> None:
-    encoded = text.encode()[: _TEXT_BYTES - 2]
-    room[:2].view(np.uint16)[0] = len(encoded)
-    room[2 : 2 + len(encoded)] = np.frombuffer(encoded, np.uint8)
-
-
-def _read_text(room: np.ndarray) -> str:
-    length = min(int(room[:2].view(np.uint16)[0]), _TEXT_BYTES - 2)
-    return room[2 : 2 + length].tobytes().decode(errors="replace")

@@ -14,7 +14,7 @@ from framework.distributed.errors import CollectiveError, CollectiveTimeoutError
 from framework.distributed.peers import Peers
 
 if TYPE_CHECKING:
-    from framework.distributed.world import Group
+    from framework.distributed.groups import Group
 
 _LOOK_S = 0.05
 # A collective that takes longer is noted on the board, and compared with what the others wait in.

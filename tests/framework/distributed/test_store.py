@@ -112,14 +112,8 @@ STRANGERS = {
     "no request": frame(HELLO) + frame(b"null"),
     "an unknown request": frame(HELLO) + frame(b'{"do": "format", "key": 1}'),
     "a deep one": frame(HELLO) + frame(b"[" * 200_000),
-    "for ever": struct.pack(">I", 18)
-    + HELLO
-    + struct.pack(">I", 47)
-    + b'{"do": "get", "key": "a", "timeout_s": Infinity}',
-    "no number": struct.pack(">I", 18)
-    + HELLO
-    + struct.pack(">I", 46)
-    + b'{"do": "get", "key": "a", "timeout_s": "soon"}',
+    "for ever": frame(HELLO) + frame(b'{"do": "get", "key": "a", "timeout_s": Infinity}'),
+    "no number": frame(HELLO) + frame(b'{"do": "get", "key": "a", "timeout_s": "soon"}'),
 }
 
 
