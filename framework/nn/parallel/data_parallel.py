@@ -59,6 +59,8 @@ class DistributedDataParallel(Module):
         self.group = process_group or world().everyone
         self.joining: Join | None = None
         self._averages = True
+        # Walking through all modules in every step would take longer than all else here.
+        self._all = list(module.parameters())
         check_agreement(module, self.group)
         self._flat_buffers = FlatBuffers(list(module.buffers()))
         self.broadcast_all_from(self.group.ranks[0])
@@ -67,7 +69,7 @@ class DistributedDataParallel(Module):
     @property
     def device(self) -> Device:
         """The device of its first parameter."""
-        return next(self.module.parameters()).device
+        return self._all[0].device
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, on this rank's data."""
@@ -153,10 +155,7 @@ class DistributedDataParallel(Module):
 
     def _read_kinds(self) -> list[tuple[Any, ...]]:
         """What buckets depend on."""
-        return [(p.requires_grad, p.dtype, p.device) for p in self._all_parameters()]
-
-    def _all_parameters(self) -> list[Any]:
-        return list(self.module.parameters())
+        return [(p.requires_grad, p.array.layout, p.array.storage.device) for p in self._all]
 
     def _announce_gradients(self) -> None:
         if self.joining is not None:
