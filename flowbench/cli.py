@@ -181,14 +181,16 @@ def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
 @click.option("--format", "form", type=click.Choice(FORMATS), default="console", show_default=True)
 @click.option("--templates", type=click.Path(path_type=Path), metavar="DIR",
               help="Jinja templates to use in place of flowbench's own, for Markdown and HTML.")  # fmt: skip
+@click.option("--store", type=click.Path(path_type=Path), metavar="DIR",
+              help="A store of runs: its history of these cells is shown in HTML.")  # fmt: skip
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write it there instead of printing it."
 )
-def report(document: Path, form: str, templates: Path | None, out: Path | None) -> None:
+def report(document: Path, form: str, templates: Path | None, store: Path | None, out: Path | None) -> None:
     """Print the report of a run document, or write it to a file."""
     from flowbench import reporting
 
-    text = reporting.report(document, form, templates, out)
+    text = reporting.report(document, form, templates, store, out)
     if text is not None:
         say(text.rstrip("\n"))
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from flowbench.errors import FlowbenchError
+from flowbench.judge.series import Series
 from flowbench.record import store
 from flowbench.record.document import read_document
 from flowbench.report import BINARY, render, render_bytes
@@ -15,17 +16,31 @@ from flowbench.report.style import SPECIAL, Style
 from flowbench.report.templating import TEMPLATES
 
 
-def report(document: Path, form: str, templates: Path | None, output: Path | None) -> str | None:
-    """The text to print, None where it was written to `output`; FlowbenchError for what cannot be read or written."""
+def report(
+    document: Path, form: str, templates: Path | None, store_folder: Path | None, output: Path | None
+) -> str | None:
+    """The text to print, None where it was written to `output`; FlowbenchError for what cannot be read or written.
+
+    `store_folder` is a store of runs, whose history of the document's cells the HTML page shows.
+    """
     read = read_document(document)
     comparison = None
+    history = read_history(store_folder) if store_folder else ()
     overrides = read_templates(templates) if templates else {}
     if output is not None:
-        _write(output, render_bytes(read, form, comparison=comparison, style=Style(templates=overrides)))
+        _write(
+            output, render_bytes(read, form, comparison=comparison, history=history, style=Style(templates=overrides))
+        )
         return None
     if form in BINARY:
         raise FlowbenchError(f"{form} is no text for a terminal: name a file for it with -o FILE")
-    return render(read, form, comparison=comparison, style=dataclasses.replace(terminal_style(), templates=overrides))
+    return render(
+        read,
+        form,
+        comparison=comparison,
+        history=history,
+        style=dataclasses.replace(terminal_style(), templates=overrides),
+    )
 
 
 def terminal_style() -> Style:
@@ -54,6 +69,15 @@ def read_templates(folder: Path) -> dict[str, str]:
             f"{folder} has none of the templates {', '.join(TEMPLATES)}: name yours like the one it replaces"
         )
     return found
+
+
+def read_history(folder: Path) -> tuple[Series, ...]:
+    """The series of the store at `folder`; FlowbenchError where there is no such folder."""
+    from flowbench import history
+
+    if not folder.is_dir():
+        raise FlowbenchError(f"{folder}: no such folder, expected a store of runs (flowbench store add DOCUMENT…)")
+    return history.read(folder)
 
 
 def _write(output: Path, content: bytes) -> None:

@@ -190,7 +190,7 @@ class Sample:
         if len(counts) > 1 or 0 in counts:
             raise CodecError("$.ranks", f"{sorted(counts)} step times", "the same number in all ranks, at least one")
 
-    @property
+    @functools.cached_property
     def steps_ms(self) -> tuple[float, ...]:
         """Each step's time: its slowest rank's."""
         return tuple(max(times) for times in zip(*(rank.steps_ms for rank in self.ranks), strict=True))

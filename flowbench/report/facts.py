@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +14,7 @@ from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.series import Series
 from flowbench.judge.stats import Ratio, geometric_mean, process_median
 from flowbench.judge.verdict import ComparisonSet
-from flowbench.record.run import Memory, NotMeasured, RunDocument, Sample
+from flowbench.record.run import Engine, Memory, NotMeasured, RunDocument, Sample
 
 MIB = 1024 * 1024
 # The kinds of memory peaks as reports name them, with their field of the run document.
@@ -122,12 +123,12 @@ class Facts:
     changes: ComparisonSet | None = None
     history: tuple[Series, ...] = ()
 
-    @property
+    @functools.cached_property
     def earlier_sides(self) -> frozenset[str]:
         """The engines of a comparison that are base, or base once more as the canary: head's figures are what is new."""
         return frozenset(engine.name for engine in self.document.engines if engine.side not in (None, "head"))
 
-    @property
+    @functools.cached_property
     def has_host_times(self) -> bool:
         """Whether any engine has the host's time of a step."""
         sides = (side for comparison in self.comparisons for side in (comparison.subject, comparison.reference))
@@ -194,10 +195,11 @@ def _comparison(
         alone = "it is the reference" if subject.engine == document.reference else "there is no reference"
         return Comparison(subject.case, label, side, None, None, alone, {})
     pairs = matched_samples(document, reference, subject)
-    sides = _side(document, reference, names), _side(document, subject, names)
-    unfit = [side for side in sides if side.status != "measured"]
+    unfit = [cell for cell in (reference, subject) if _status(document, cell)[0] != "measured"]
     if unfit or not pairs:
-        why = "; ".join(f"{side.name} {side.status}" for side in unfit) or "no round has both sides"
+        sides = _side(document, reference, names), _side(document, subject, names)
+        why = "; ".join(f"{side.name} {side.status}" for side in sides if side.status != "measured")
+        why = why or "no round has both sides"
         return Comparison(subject.case, label, sides[1], sides[0], None, why, {})
     # Both sides' figures come from the same rounds, or an interrupted round would lean on the ratio.
     sides = (
@@ -297,13 +299,23 @@ def _left_out(document: RunDocument, names: dict[str, str], labels: dict[Case, s
 
 
 def _engine_names(document: RunDocument) -> dict[str, str]:
-    """A name for each engine that no other has: its display name, or its own where several show the same one."""
-    shown = Counter(engine.display_name for engine in document.engines)
+    """A name for each engine that no other has: its display name, or its own where several show the same one.
+
+    A side of a comparison is a word behind it (`Flow head`): an @ would read as a mention.
+    """
+    shown = {engine.name: _display_name(engine) for engine in document.engines}
+    counts = Counter(shown.values())
     names: dict[str, str] = {}
     for engine in sorted(document.engines, key=lambda engine: engine.name != document.reference):
-        keeps = shown[engine.display_name] == 1 or engine.name == document.reference
-        names[engine.name] = unique(engine.display_name if keeps else engine.name, names.values())
+        keeps = counts[shown[engine.name]] == 1 or engine.name == document.reference
+        names[engine.name] = unique(shown[engine.name] if keeps else engine.name, names.values())
     return names
+
+
+def _display_name(engine: Engine) -> str:
+    if engine.side is None:
+        return engine.display_name
+    return f"{engine.display_name.removesuffix(f'@{engine.side}')} {engine.side}"
 
 
 def _case_labels(document: RunDocument) -> dict[Case, str]:

@@ -221,8 +221,6 @@ def _without_world(case: Case) -> Case:
     return dataclasses.replace(case, world_size=1, ddp=False, broadcast_buffers=True)
 
 
-def left_out_words(shown: int, all_of: int) -> str:
-    """What is said where not all charts are drawn; empty where they are."""
-    return (
-        "" if shown == all_of else f"{counted(all_of - shown, 'more chart')} left out; the figures stand in the table."
-    )
+def left_out_words(shown: int, all_of: int, what: str = "chart") -> str:
+    """What is said where not all are drawn; empty where they are."""
+    return "" if shown == all_of else f"{counted(all_of - shown, f'more {what}')} left out, for the page's size."

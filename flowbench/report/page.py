@@ -60,7 +60,10 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "filters": list(_filters(rows)),
         "figures": figures[:MOST_CHARTS],
         "figures_left_out": left_out_words(min(len(figures), MOST_CHARTS), len(figures)),
-        "profiles": list(_profiles(facts)),
+        "profiles": list(_profiles(facts))[:MOST_CHARTS],
+        "profiles_left_out": left_out_words(
+            min(len(document.profiles), MOST_CHARTS), len(document.profiles), "profile"
+        ),
         "histories": histories[:MOST_CHARTS],
         "histories_left_out": left_out_words(min(len(histories), MOST_CHARTS), len(histories)),
         "speed_stats": speed_stats.write(facts),

@@ -142,8 +142,8 @@ class Situation:
     history: tuple[series.Series, ...] = ()
 
 
-BASE = dataclasses.replace(FLOW, name="flow-eager@base", display_name="Flow base", side="base")
-HEAD = dataclasses.replace(FLOW, name="flow-eager@head", display_name="Flow head", side="head")
+BASE = dataclasses.replace(FLOW, name="flow-eager@base", display_name="Flow@base", side="base")
+HEAD = dataclasses.replace(FLOW, name="flow-eager@head", display_name="Flow@head", side="head")
 SIDES = judge.SideName("main", "1a2b3c4d5e6f", False), judge.SideName("working tree", "0123456789ab", True)
 WHY = {
     Verdict.SLOWER: "the interval lies beyond 1 %, and 10 new pairs agree",

@@ -77,7 +77,8 @@ def test_openmetrics_are_read_by_prometheus(situations: dict[str, Any]) -> None:
 def test_tables_have_a_row_per_step_of_each_rank(situations: dict[str, Any], situation: str) -> None:
     document = situations[situation].document
     table = pandas.read_csv(io.StringIO(report.render(document, "csv")))
-    steps = sum(len(rank.warmup_ms) + len(rank.steps_ms) for one in document.samples for rank in one.ranks)
+    ranks = [rank for one in document.samples for rank in one.ranks]
+    steps = sum(len(rank.warmup_ms) + len(rank.steps_ms) + len(rank.host_ms or ()) for rank in ranks)
     assert len(table) == steps + sum(not one.ranks for one in document.samples)
     timed = table[table["phase"] == "timed"]
     assert timed["time_ms"].sum() == pytest.approx(

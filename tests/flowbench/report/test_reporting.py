@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import cli, report, reporting
+from flowbench import cli, report, reporting, sitting
 from flowbench.errors import FlowbenchError
 from flowbench.record.document import read_document
 from flowbench.report.style import Style
@@ -216,3 +216,29 @@ def test_a_missing_library_is_named_with_the_way_out(monkeypatch: pytest.MonkeyP
     with pytest.raises(FlowbenchError, match=r"pip install 'flowbench\[report\]'"):
         report.render(read_document(DOCUMENT), form)
     assert report.render(read_document(DOCUMENT), "console")
+
+
+def test_the_history_of_a_store_is_on_the_page(flowbench: Callable, tmp_path: Path) -> None:
+    samples = (ROOT / "tests" / "golden" / "speed_stats" / "08.txt").read_text()
+    for number in (1, 2):  # a comment that is there already is not taken twice
+        (tmp_path / f"{number}.txt").write_text(f"{samples}\n{'x' * number}\n")
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["history", "import", "1.txt", "2.txt", "--store", "kept"])
+    assert stop.value.code == 0
+    status, _, _ = flowbench("--format", "html", "--store", "kept", "-o", "x.html")
+    assert status == 0
+    page = (tmp_path / "x.html").read_text()
+    assert '<h2 id="history-imported">From old comments</h2>' in page
+    assert 'id="history-measured"' not in page
+    status, _, err = flowbench("--format", "html", "--store", "nowhere")
+    assert status == 2
+    assert err == "flowbench: nowhere: no such folder, expected a store of runs (flowbench store add DOCUMENT…)\n"
+
+
+def test_without_jinja_a_run_says_what_it_does_not_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    text = sitting.write_reports(tmp_path / "run.json", read_document(DOCUMENT))
+    assert [path.name for path in tmp_path.iterdir()] == ["run.txt"]
+    assert text.splitlines()[-1] == (
+        "no Markdown, no HTML: Jinja is not installed: python -m pip install 'flowbench[report]'"
+    )
