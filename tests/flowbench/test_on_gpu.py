@@ -1,0 +1,90 @@
+"""Sittings on a real GPU: both frameworks timed by events, their memory found, and a cell that runs out of it alone."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.session import Watcher, run_session
+from flowbench.record import store
+from flowbench.record.machine import read_machine
+from flowbench.record.run import RunDocument, Sample
+
+pytestmark = pytest.mark.gpu
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def needs_a_gpu() -> None:
+    if not read_machine().gpus:
+        pytest.skip("no NVIDIA GPU answers here")
+
+
+class Silent(Watcher):
+    def turn(self, turn, number, turns, left_s):
+        pass
+
+    def step(self, step):
+        pass
+
+    def sample(self, sample):
+        pass
+
+
+def measured(folder: Path, *engines: str, **changes: object) -> RunDocument:
+    """A sitting of one pair; the last engine is the reference."""
+    request = {
+        "models": ("resnet18",),
+        "image_shape": (3, 64, 64),
+        "batch_sizes": (8,),
+        "steps": 5,
+        "warmup": 3,
+        "pairs": 1,
+    }
+    plan = plan_run(Request(preset="smoke", engines=engines, reference=engines[-1], **request | changes), ("test",))
+    return run_session(store.create(folder, plan), plan, Silent())
+
+
+def of(document: RunDocument, engine: str) -> list[Sample]:
+    return [sample for sample in document.samples if document.by_key[sample.cell].engine == engine]
+
+
+def test_both_frameworks_are_timed_by_events_and_their_memory_is_found(tmp_path: Path) -> None:
+    document = measured(tmp_path, "flow-eager", "torch-eager")
+    for engine in ("flow-eager", "torch-eager"):
+        (sample,) = of(document, engine)
+        assert (sample.status, sample.error) == ("ok", None)
+        (rank,) = sample.ranks
+        assert rank.device == "cuda:0"
+        assert rank.host_ms is not None
+        memory = rank.memory
+        assert memory.allocated_peak_bytes is not None
+        assert memory.reserved_peak_bytes is not None
+        assert 0 < memory.allocated_peak_bytes <= memory.reserved_peak_bytes
+        # Beside the allocator's there are the context and the libraries, which take some hundred MiB.
+        (use,) = memory.gpu_uses
+        assert memory.reserved_peak_bytes + 100 * MIB < use.held_bytes < memory.reserved_peak_bytes + 2000 * MIB, memory
+        (seen,) = sample.gpus
+        assert seen.readings >= 1
+        assert seen.sm_clock_mhz is not None
+        assert seen.temperature_c is not None
+    assert [finding for finding in document.findings if finding.kind == "GPU memory"] == []
+
+
+def test_what_runs_out_of_memory_fails_alone_and_gives_it_back(tmp_path: Path) -> None:
+    document = measured(
+        tmp_path, "flow-eager", "torch-eager", image_shape=(3, 224, 224), batch_sizes=(64, 1), steps=2, warmup=1,
+        gpu_memory_limit_bytes=700 * MIB,
+    )  # fmt: skip
+    for engine in ("flow-eager", "torch-eager"):
+        large, small = of(document, engine)
+        assert large.status == "failed"
+        assert "OutOfMemoryError" in (large.error or "")
+        assert small.status == "ok", small.error
+    (flow, _) = of(document, "flow-eager")
+    assert re.search(r"asked for [\d.]+ MiB, limit 700\.0 MiB, held [\d.]+ MiB .*most is held by: ", flow.error or "")
+    assert [finding for finding in document.findings if finding.kind == "GPU memory"] == []
