@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+from flowbench.record.gpu import Range
 from flowbench.record.run import RunDocument
 
 _ZERO_WIDTH_SPACE = "\u200b"
@@ -72,6 +73,8 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
     )
     for gpu in machine.gpus:
         yield "GPU", f"{gpu.name}, {gpu.memory_bytes / 1024**3:.1f} GiB, driver {machine.gpu_driver or 'unknown'}"
+    for index, text in gpu_conditions(document):
+        yield f"GPU {index} while measured", text
     yield "system", f"{machine.system}, {machine.architecture}, Python {machine.python}"
     for engine in document.engines:
         yield "engine", f"{engine.name} ({engine.display_name}): {engine.library} {engine.version}"
@@ -89,6 +92,30 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
             f"losses equal within {protocol.loss_tolerance:g}"
         ),
     )
+
+
+def gpu_conditions(document: RunDocument) -> Iterator[tuple[int, str]]:
+    """How each GPU ran over all samples, by the driver's readings: clocks, temperature, power, what lowered its clocks."""
+    seen = [each for sample in document.samples for each in sample.gpus if each.readings]
+    for gpu in sorted({each.gpu for each in seen}):
+        own = [each for each in seen if each.gpu == gpu]
+        words = [
+            _span([each.sm_clock_mhz for each in own], "SM clock", "MHz"),
+            _span([each.memory_clock_mhz for each in own], "memory clock", "MHz"),
+            _span([each.temperature_c for each in own], "temperature", "°C"),
+            _span([each.power_w for each in own], "power", "W"),
+        ]
+        reasons = sorted({reason for each in own for reason in each.slowed_by})
+        words.append(f"slowed down at times by {', '.join(reasons)}" if reasons else "never slowed down")
+        yield gpu, f"{', '.join(filter(None, words))} ({counted(sum(each.readings for each in own), 'reading')})"
+
+
+def _span(ranges: Iterable[Range | None], what: str, unit: str) -> str | None:
+    told = [each for each in ranges if each is not None]
+    if not told:
+        return None
+    low, high = min(each.lowest for each in told), max(each.highest for each in told)
+    return f"{what} {low:.0f} {unit}" if round(low) == round(high) else f"{what} {low:.0f} to {high:.0f} {unit}"
 
 
 def threads_of(document: RunDocument) -> str:

@@ -19,6 +19,7 @@ from flowbench.record.document import read_document
 from flowbench.record.gpu import GpuUse
 from flowbench.record.run import Machine, RunDocument
 from flowbench.report import render
+from flowbench.report.words import details_of
 
 pytestmark = pytest.mark.usefixtures("toys", "gpu_box")
 
@@ -150,6 +151,9 @@ def test_the_driver_is_asked_what_the_process_holds_and_how_the_gpu_ran(
     assert {finding.kind for finding in document.findings} >= {"GPU slowed down", "GPU shared"}
     assert "thermal slowdown" in render(document, "console")
     assert "GPU used" in render(document, "speed-stats")
+    said = f"SM clock 1400 MHz, temperature 86 °C, slowed down at times by thermal slowdown ({seen.readings} reading"
+    assert said in dict(details_of(document))["GPU 0 while measured"]
+    assert "thermal slowdown" in render(document, "markdown")
 
 
 def test_where_the_driver_cannot_be_asked_it_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
