@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from framework.autograd.gradient import Gradient
 from framework.autograd.mode import no_grad
 from framework.autograd.node import Hook, Node
-from framework.vm import scope
+from framework.device import Device
+from framework.vm import schedule, scope
 from framework.vm.array import Array
 from framework.vm.storage import Storage
 
@@ -29,7 +30,8 @@ def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> No
     _running.callbacks = callbacks
     try:
         with no_grad():
-            _walk(root.edge(), gradient, retain_graph)
+            with schedule.backward() as move:
+                _walk(root.edge(), gradient, retain_graph, move)
             for callback in callbacks:
                 callback()
     finally:
@@ -88,7 +90,9 @@ class _Pending:
         return first if self.others is None else first | self.others
 
 
-def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
+def _walk(
+    start: tuple[Any, int], gradient: Array, retain_graph: bool, move: Callable[[Device], None] | None = None
+) -> None:
     root, index = start
     # By identity: a leaf is a tensor, and `==` between tensors compares their elements.
     pending = _uses(root)
@@ -99,6 +103,8 @@ def _walk(start: tuple[Any, int], gradient: Array, retain_graph: bool) -> None:
     next_serial = Storage.next_serial
     while ready:
         node = heappop(ready)[1]
+        if move is not None:
+            move(node.runtime.device)
         made = next_serial()
         grads = pending.pop(id(node))
         # What is handed to the backward alone; a hook may keep what it sees.

@@ -29,6 +29,8 @@ class Machine:
         self._streams: list[Stream] = []
         self._firsts: dict[Device, Stream] = {}
         self._observers: list[Observer] = []
+        # Whether what names another stream goes to the first one all the same.
+        self.keeps_to_first = False
         # Where a kernel's working memory is used, while its instruction is issued to another than the first stream.
         self._launching: Mark | None = None
         # Whether other streams have something that some first one has not waited for.
@@ -166,7 +168,7 @@ class Machine:
             run = _bind(observer, instruction, run)
         arrays = instruction.writes or instruction.reads
         first = self._firsts[stream.device if stream is not None and not arrays else arrays[0].storage.device]
-        if stream is None or stream is first:
+        if stream is None or stream is first or self.keeps_to_first:
             if self._outstanding:
                 dependence.wait(instruction, first)
                 for array in instruction.writes:
