@@ -82,7 +82,8 @@ class SidesCompared:
 
     Rounds from `protocol.pairs - confirmation_pairs` on confirm what the rounds before them showed. Sampling of a case ends
     before that when all its intervals are narrow: `stopped` says why it ended, by case. `noise_floors` has, by engine and case
-    (`ENGINE/CASE`), how large a change the same commit has shown against itself on this machine.
+    (`ENGINE/CASE`), how large a change the same commit has shown against itself on this machine; in `aa_alarms` of
+    `aa_sittings` such sittings it was judged to have changed.
     """
 
     base: Side
@@ -92,6 +93,12 @@ class SidesCompared:
     confirmation_pairs: Index
     noise_floors: dict[str, Annotated[float, Limit(minimum=0, maximum=10)]]
     stopped: dict[str, Text]
+    aa_sittings: Index = 0
+    aa_alarms: Index = 0
+
+    def __post_init__(self) -> None:
+        if self.aa_alarms > self.aa_sittings:
+            raise CodecError("$.aa_alarms", str(self.aa_alarms), f"at most the {self.aa_sittings} sittings")
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from flowbench.judge.inference import binomial_interval
 from flowbench.record.gpu import Range
-from flowbench.record.run import RunDocument
+from flowbench.record.run import RunDocument, SidesCompared
 
 _ZERO_WIDTH_SPACE = "\u200b"
 _PLAIN_NAME = re.compile(r"(?!www\.)[A-Za-z0-9](?:[\w.+-]*|[A-Za-z0-9 .+-]*)", re.ASCII | re.IGNORECASE)
@@ -82,6 +83,8 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
         "versions",
         ", ".join(f"{name} {version}" for name, version in sorted(document.versions.items())) or "none noted",
     )
+    if document.comparison is not None:
+        yield "false alarms", _false_alarms(document.comparison)
     yield (
         "protocol",
         (
@@ -125,3 +128,13 @@ def threads_of(document: RunDocument) -> str:
     shared = sorted({(cell.world_size, cell.threads) for cell in several})
     others = "".join(f", {threads} where there are {ranks} ranks" for ranks, threads in shared)
     return f"{counted(usual, 'thread')} per rank{others}"
+
+
+def _false_alarms(plan: SidesCompared) -> str:
+    if not plan.aa_sittings:
+        return "how often this machine raises one is not known: flowbench aa measures it"
+    low, high = binomial_interval(plan.aa_alarms, plan.aa_sittings)
+    return (
+        f"{plan.aa_alarms} in {counted(plan.aa_sittings, 'sitting')} of one commit against itself on this machine "
+        f"(95 % interval of the rate: {100 * low:.1f} to {100 * high:.1f} %)"
+    )
