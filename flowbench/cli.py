@@ -211,6 +211,49 @@ def parse(file: Path) -> None:
         click.echo(f"flowbench: {file}: {warning}", err=True)
 
 
+class _Percent(click.ParamType):
+    """A slowdown: `3%` or `0.03`, as a fraction."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, float):
+            return value
+        try:
+            fraction = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        except ValueError:
+            fraction = -1.0
+        if not 0 < fraction <= 1:
+            self.fail(f"{value!r} is no slowdown, expected a share such as 3% or 0.03, at most 100%", param, ctx)
+        return fraction
+
+
+@cli.command()
+@click.option("--sittings", type=_COUNT, default=20, show_default=True, help="How many the file shall have in the end.")
+@click.option("--slowdown", "slowdowns", multiple=True, type=_Percent(), metavar="SHARE",
+              help="Also a side made slower by so much, such as 3%: is it found? May be given several times.")  # fmt: skip
+@click.option("--load", is_flag=True, help="Start and stop a competing process at random times.")
+@click.option("--preset", metavar="NAME", help="A named grid. Default: what suits this machine.")
+@click.option("--engine", "engines", multiple=True, metavar="NAME", help="The engine. Default: flow-eager.")
+@click.option("--model", "models", multiple=True, metavar="NAME", help="The model. Default: the preset's.")
+@click.option("--batch-size", "batch_sizes", multiple=True, type=_COUNT, metavar="N", help="Images per step.")
+@click.option("--input-shape", "image_shape", type=_ImageShape(), help="The shape of one image.")
+@click.option("--steps", type=_COUNT, help="Timed steps per process.")
+@click.option("--warmup", type=click.IntRange(0, 1_000_000), help="Steps before them that are not counted.")
+@click.option("--pairs", type=_COUNT, help="The most rounds of a sitting, before those that confirm.")
+@click.option("--threads", type=click.IntRange(1, 10_000), help="CPU threads. Default: the cores here.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it is measured.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out/aa.jsonl"), show_default=True,
+              metavar="FILE", help="The sittings, one a line; an existing file is gone on with.")  # fmt: skip
+def aa(sittings: int, slowdowns: tuple[float, ...], load: bool, out: Path, **asked: Any) -> None:
+    """Measure one commit against itself: how often is the verdict wrong, and which changes would be found?"""
+    from flowbench import false_alarms
+    from flowbench.measure.plan import Request
+
+    asked["engines"] = asked["engines"] or ("flow-eager",)
+    say(false_alarms.aa(Request(**asked), sittings, slowdowns, load, out, ("flowbench", *sys.argv[1:])))
+
+
 @cli.command()
 def schema() -> None:
     """Print the JSON schema of the run document."""

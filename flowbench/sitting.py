@@ -33,7 +33,7 @@ def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]
     """Measure, write the reports beside the document; returns the exit status and the report for people."""
     path = None
     try:
-        with _interruptible():
+        with interruptible():
             path, document = _prepare(request, resume, out, command)
             click.echo(f"run document: {path}", err=True)
             with ProgressDisplay(document) as display:
@@ -121,7 +121,7 @@ def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Ctrl-C, SIGTERM and a closed terminal all raise KeyboardInterrupt, once."""
     before = {number: signal.signal(number, _interrupt) for number in _ENDING_SIGNALS}
     try:

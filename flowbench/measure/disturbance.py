@@ -13,16 +13,26 @@ from pathlib import Path
 BUSY_SHARE = 0.1
 STEAL_SHARE = 0.02
 
+# Seconds by which clocks may part in a measurement before one says that the machine slept, or that the time of day was set.
+SLEPT = 1.0
+CLOCK_JUMPED = 2.0
+
 
 @dataclass(frozen=True)
 class Counters:
-    """The system's counters at one moment: seconds of CPU time busy and stolen, seconds of ours, pages swapped."""
+    """The system's counters at one moment: seconds of CPU time busy and stolen, seconds of ours, pages swapped.
+
+    `wall_s` is of the clock that stands still while the machine sleeps, `awake_or_asleep_s` of the one that does not, and
+    `time_of_day_s` of the one that can be set.
+    """
 
     wall_s: float
     busy_s: float
     stolen_s: float
     ours_s: float
     swapped_pages: int
+    awake_or_asleep_s: float = 0.0
+    time_of_day_s: float = 0.0
 
 
 def read_counters() -> Counters:
@@ -32,7 +42,14 @@ def read_counters() -> Counters:
         for usage in (resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF))
     )
     busy, stolen = _cpu_seconds()
-    return Counters(time.monotonic(), busy, stolen, ours, _swapped_pages())
+    now_s = time.monotonic()
+    since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else now_s
+    return Counters(now_s, busy, stolen, ours, _swapped_pages(), since_boot_s, time.time())
+
+
+def slept_s(before: Counters, after: Counters) -> float:
+    """For how long the machine slept between two readings."""
+    return (after.awake_or_asleep_s - before.awake_or_asleep_s) - (after.wall_s - before.wall_s)
 
 
 def disturbances(before: Counters, after: Counters, cores: int) -> Iterator[tuple[str, str]]:
@@ -49,6 +66,12 @@ def disturbances(before: Counters, after: Counters, cores: int) -> Iterator[tupl
         yield "stolen time", f"the hypervisor gave {stolen:.2f} of {cores} cores to others"
     if swapped > 0:
         yield "swapping", f"{swapped} pages were swapped"
+    slept, passed_s = slept_s(before, after), after.awake_or_asleep_s - before.awake_or_asleep_s
+    if slept > SLEPT:
+        yield "sleep", f"the machine slept for {slept:.0f} s"
+    jumped = after.time_of_day_s - before.time_of_day_s - passed_s
+    if abs(jumped) > CLOCK_JUMPED:
+        yield "clock", f"the time of day was set by {jumped:+.0f} s: times of day are off here, durations are not"
 
 
 def _cpu_seconds() -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,13 +16,13 @@ from flowbench.measure.gpu_memory import foreign_memory
 from flowbench.measure.gpus import GpuWatch, gpu_disturbances
 from flowbench.measure.guard import Guard
 from flowbench.measure.processes import end_marked
-from flowbench.measure.ranks import GroupResult, run_group
+from flowbench.measure.ranks import GroupResult, run_in_turns
 from flowbench.measure.schedule import Turn, estimate_s, plan_turns
 from flowbench.measure.wire import Job
 from flowbench.nvml import Driver, open_driver
 from flowbench.record import store
 from flowbench.record.gpu import FOREIGN_MEMORY, GpuConditions
-from flowbench.record.run import Ending, Finding, NotMeasured, RunDocument, Sample
+from flowbench.record.run import Ending, Engine, Finding, NotMeasured, RunDocument, Sample
 from flowbench.workload.losses import compare_losses
 
 
@@ -39,12 +39,25 @@ class Watcher(Protocol):
         """A turn has ended."""
 
 
+class Silent(Watcher):
+    """Is told, and says nothing."""
+
+    def turn(self, turn: Turn, number: int, turns: int, left_s: float) -> None:
+        return
+
+    def step(self, step: int) -> None:
+        return
+
+    def sample(self, sample: Sample) -> None:
+        return
+
+
 def run_session(path: Path, document: RunDocument, watcher: Watcher) -> RunDocument:
     """Measure what is missing in `document`, kept at `path`; returns it with its ending.
 
     KeyboardInterrupt passes through after all processes are gone and the document says how far it came.
     """
-    session = _Session(path, document, watcher)
+    session = Session(path, document, watcher)
     with store.held(path), Guard(document.run_id):
         try:
             session.run()
@@ -59,12 +72,12 @@ def run_session(path: Path, document: RunDocument, watcher: Watcher) -> RunDocum
 def whole_rounds(document: RunDocument) -> RunDocument:
     """The document without rounds that were begun and not finished: their parts would be measured far apart."""
     turns = plan_turns(document.cells, document.protocol.pairs)
-    given_up = _given_up(document.samples)
+    abandoned = given_up(document.samples)
     done = {(sample.cell, sample.pair) for sample in document.samples}
     broken = {
         (turn.cell.case, turn.pair)
         for turn in turns
-        if (turn.cell.key, turn.pair) not in done and turn.cell.key not in given_up
+        if (turn.cell.key, turn.pair) not in done and turn.cell.key not in abandoned
     }
     kept = tuple(s for s in document.samples if (document.by_key[s.cell].case, s.pair) not in broken)
     left = len(document.samples) - len(kept)
@@ -78,7 +91,9 @@ def whole_rounds(document: RunDocument) -> RunDocument:
 _UNREACHED = "the sitting ended before it"
 
 
-class _Session:
+class Session:
+    """The state of a sitting: its document, written after each round, and the time it takes."""
+
     def __init__(self, path: Path, document: RunDocument, watcher: Watcher) -> None:
         self.document = document
         self._path, self._watcher = path, watcher
@@ -104,14 +119,14 @@ class _Session:
         missing = [turn for turn in turns if (turn.cell.key, turn.pair) not in done]
         round_of = None
         for index, turn in enumerate(missing):
-            if turn.cell.key in _given_up(self.document.samples):
+            if turn.cell.key in given_up(self.document.samples):
                 continue
-            if round_of != (turn.cell.case, turn.pair) and self._over_wall_cap():
+            if round_of != (turn.cell.case, turn.pair) and self.over_wall_cap():
                 self.finish("wall_cap", f"the cap of {self.document.protocol.wall_cap_s:g} s was reached")
                 return
             round_of = (turn.cell.case, turn.pair)
             self._watcher.turn(turn, index + 1, len(missing), self._left_s(missing[index:]))
-            self._measure(turn)
+            self.measure([turn])
         self.finish("complete", None)
 
     def finish(self, how: Literal["complete", "interrupted", "wall_cap"], reason: str | None) -> None:
@@ -121,15 +136,41 @@ class _Session:
         unreached = dict.fromkeys(turn.cell for turn in turns if turn.cell.key not in reached)
         left_out = tuple(NotMeasured(cell.label, f"{_UNREACHED}: {reason or how}") for cell in unreached)
         finished = datetime.now(UTC).isoformat(timespec="seconds")
-        self._write(not_measured=(*self.document.not_measured, *left_out), ending=Ending(how, finished, reason))
+        self.write(not_measured=(*self.document.not_measured, *left_out), ending=Ending(how, finished, reason))
 
-    def _measure(self, turn: Turn) -> None:
-        watch = (
-            GpuWatch(self._driver, range(turn.cell.world_size)) if self._driver and turn.cell.device == "cuda" else None
-        )
+    def measure(self, turns: Sequence[Turn]) -> None:
+        """Measure turns of one round and case: one alone, or several whose groups take turns step by step."""
+        first, protocol = turns[0], self.document.protocol
+        watch = None
+        if self._driver and first.cell.device == "cuda":
+            watch = GpuWatch(self._driver, range(first.cell.world_size))
         started, before = datetime.now(UTC).isoformat(timespec="milliseconds"), read_counters()
+        results = run_in_turns(
+            [self.job(turn) for turn in turns],
+            self.document.run_id,
+            protocol.timeout_s,
+            [self._watcher.step, *(lambda step: None for _ in turns[1:])],
+            watch.look if watch else lambda phase: None,
+        )
+        after = read_counters()
+        gpus = watch.finish() if watch else ()
+        wall_s = after.wall_s - before.wall_s
+        self._estimated_s += sum(estimate_s(turn.cell, protocol.steps + protocol.warmup) for turn in turns)
+        self._spent_s += wall_s
+        taken = tuple(_sample(turn, result, started, wall_s, gpus) for turn, result in zip(turns, results, strict=True))
+        samples = _judged((*self.document.samples, *taken), self.document, first)
+        findings, engines = self.document.findings, self.document.engines
+        for turn, result in zip(turns, results, strict=True):
+            findings = (*findings, *self._findings(turn, result, before, after), *self._gpu_findings(turn, gpus))
+            engines = _versioned(engines, turn.cell, result.library_version)
+        self.write(samples=samples, findings=findings, engines=engines)
+        for sample in samples[-len(taken) :]:
+            self._watcher.sample(sample)
+
+    def job(self, turn: Turn) -> Job:
+        """What the ranks of a turn are to do."""
         protocol = self.document.protocol
-        job = Job(
+        return Job(
             cell=turn.cell,
             rank=0,
             steps=protocol.steps,
@@ -141,36 +182,6 @@ class _Session:
             launcher=protocol.launcher if turn.cell.ddp else None,
             launcher_options=protocol.launcher_options,
         )
-        look = watch.look if watch else lambda phase: None
-        result = run_group(job, self.document.run_id, protocol.timeout_s, self._watcher.step, look)
-        after = read_counters()
-        gpus = watch.finish() if watch else ()
-        wall_s = after.wall_s - before.wall_s
-        self._estimated_s += estimate_s(turn.cell, protocol.steps + protocol.warmup)
-        self._spent_s += wall_s
-        sample = Sample(
-            cell=turn.cell.key,
-            pair=turn.pair,
-            position=turn.position,
-            started=started,
-            wall_s=wall_s,
-            status="failed" if result.error else "void" if result.disagreement else "ok",
-            error=result.error or result.disagreement,
-            loss_difference=None,
-            ranks=result.ranks,
-            gpus=gpus,
-        )
-        samples = _judged((*self.document.samples, sample), self.document, turn)
-        self._write(
-            samples=samples,
-            findings=(
-                *self.document.findings,
-                *self._findings(turn, result, before, after),
-                *self._gpu_findings(turn, gpus),
-            ),
-            engines=self._engines(turn.cell, result.library_version),
-        )
-        self._watcher.sample(samples[-1])
 
     def _findings(self, turn: Turn, result: GroupResult, before: Counters, after: Counters) -> Iterable[Finding]:
         known = {(finding.message, finding.cell) for finding in self.document.findings}
@@ -193,13 +204,8 @@ class _Session:
             if message not in known:  # a neighbour that stays is told once a round
                 yield Finding(kind, message, turn.cell.key, turn.pair)
 
-    def _engines(self, cell: Cell, version: str | None) -> tuple[object, ...]:
-        return tuple(
-            replace(engine, version=version) if engine.name == cell.engine and version else engine
-            for engine in self.document.engines
-        )
-
-    def _over_wall_cap(self) -> bool:
+    def over_wall_cap(self) -> bool:
+        """Whether no further round may begin."""
         cap_s = self.document.protocol.wall_cap_s
         return cap_s is not None and time.monotonic() - self._began > cap_s
 
@@ -209,19 +215,49 @@ class _Session:
         ratio = self._spent_s / self._estimated_s if self._estimated_s else 1.0
         return ratio * sum(estimate_s(turn.cell, protocol.steps + protocol.warmup) for turn in turns)
 
-    def _write(self, **changes: object) -> None:
+    def write(self, **changes: object) -> None:
+        """Write the document's next state."""
         self.document = dataclasses.replace(self.document, **changes)  # type: ignore[arg-type]
         store.replace(self._path, self.document)
 
 
-def _given_up(samples: Iterable[Sample]) -> set[str]:
+def given_up(samples: Iterable[Sample]) -> set[str]:
     """Cells that failed or are void: what happened once is not tried in every round."""
     return {sample.cell for sample in samples if sample.status != "ok"}
 
 
+def _sample(turn: Turn, result: GroupResult, started: str, wall_s: float, gpus: tuple[GpuConditions, ...]) -> Sample:
+    return Sample(
+        cell=turn.cell.key,
+        pair=turn.pair,
+        position=turn.position,
+        started=started,
+        wall_s=wall_s,
+        status="failed" if result.error else "void" if result.disagreement else "ok",
+        error=result.error or result.disagreement,
+        loss_difference=None,
+        ranks=result.ranks,
+        gpus=gpus,
+    )
+
+
+def _versioned(engines: tuple[Engine, ...], cell: Cell, version: str | None) -> tuple[Engine, ...]:
+    return tuple(
+        replace(engine, version=version) if engine.name == cell.engine and version else engine for engine in engines
+    )
+
+
+def _loss_reference(document: RunDocument, cell: Cell) -> str | None:
+    """Whose losses count as right: the reference's; without one, those of the base of a comparison."""
+    if document.reference is not None:
+        return Cell.of(cell.case, document.reference).key
+    base = next((engine.name for engine in document.engines if engine.side == "base"), None)
+    return base and Cell.of(cell.case, base).key
+
+
 def _judged(samples: tuple[Sample, ...], document: RunDocument, turn: Turn) -> tuple[Sample, ...]:
     """The samples, with this round's losses compared as soon as the reference's are there."""
-    reference = document.reference and Cell.of(turn.cell.case, document.reference).key
+    reference = _loss_reference(document, turn.cell)
     round_of = {sample.cell: sample for sample in samples if sample.pair == turn.pair and sample.status == "ok"}
     if reference not in round_of:
         return samples

@@ -18,7 +18,8 @@ Phase = Literal["start", "import", "data", "build", "warm-up", "barrier", "steps
 class Job:
     """What a rank is to do; the first line it reads. `go` follows each time that all ranks wait at the barrier.
 
-    With `steps_per_turn` the rank waits before it builds, and after every so many timed steps, while others have their turn.
+    With `steps_per_turn` the rank waits before it builds, and after every so many timed steps, while others have their turn;
+    then each turn begins with `untimed_per_turn` steps that do not count, as others have emptied the caches.
     `side` names the side of a comparison that the cell's engine stands for: `NAME@SIDE`. The parent has put `import_path`, a
     folder of packages, before all others. `slowdown` makes each step longer by this fraction; `cores` are the only ones used.
     With `profile`, rank 0 runs one more step after the warm-up, op by op, and tells what it saw.
@@ -35,6 +36,7 @@ class Job:
     momentum: float
     gpu_memory_limit_bytes: int | None = None
     steps_per_turn: int | None = None
+    untimed_per_turn: int = 0
     side: str | None = None
     import_path: str | None = None
     slowdown: float = 0.0

@@ -158,13 +158,16 @@ class Rank:
         self, training: Training, meter: ResidentMeter, losses: list[float | None], job: Job, by_events: bool
     ) -> list[float]:
         """The times of all timed steps, turn by turn."""
-        last = job.warmup + job.steps
+        index = job.warmup
         steps_ms: list[float] = []
-        for first in range(job.warmup, last, job.steps_per_turn or job.steps):
+        while len(steps_ms) < job.steps:
             if steps_ms:
                 self._wait()
             self._enter("steps")
-            turn = range(first, min(last, first + (job.steps_per_turn or job.steps)))
+            self._steps(training, meter, losses, range(index, index + job.untimed_per_turn))
+            index += job.untimed_per_turn
+            turn = range(index, index + min(job.steps_per_turn or job.steps, job.steps - len(steps_ms)))
+            index = turn.stop
             steps_ms += (self._steps_by_events if by_events else self._steps)(training, meter, losses, turn)
         return steps_ms
 

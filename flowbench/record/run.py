@@ -39,7 +39,11 @@ class Engine:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How it was measured: equal for all cells."""
+    """How it was measured: equal for all cells.
+
+    With `steps_per_turn` all engines of a round are alive together and take turns of so many timed steps, each after
+    `untimed_per_turn` steps that do not count.
+    """
 
     steps: Count
     warmup: Index
@@ -56,6 +60,7 @@ class Protocol:
     steps_per_turn: Count | None = None
     launcher: Name | None = None
     launcher_options: tuple[Text, ...] = ()
+    untimed_per_turn: Index = 0
 
 
 @dataclass(frozen=True)
@@ -151,9 +156,9 @@ class Memory:
 class RankSample:
     """What one rank of one process group measured; times in ms, in the order of the steps, device synchronised.
 
-    `losses` has one entry per step, warm-up first; null where the loss was not finite. Where steps were timed by
-    events on the device, `host_ms` has the times until the call that issued a step returned, of a few further steps that
-    each found the device idle.
+    `losses` has one entry per step, warm-up first, untimed ones too; null where the loss was not finite. Where steps were
+    timed by events on the device, `host_ms` has the times until the call that issued a step returned, of a few further steps
+    that each found the device idle.
     """
 
     rank: Index

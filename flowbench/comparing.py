@@ -1,0 +1,132 @@
+"""What `flowbench compare` does: measures two refs in one sitting, or reads two documents, and reports the verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+import flowbench
+from flowbench.errors import FlowbenchError, Interrupted
+from flowbench.judge.compare import judge_document
+from flowbench.judge.documents import judge_documents
+from flowbench.judge.limits import check_limits, parse_limits
+from flowbench.judge.verdict import ComparisonSet
+from flowbench.measure.plan import Request
+from flowbench.measure.plan_comparison import plan_comparison
+from flowbench.measure.refs import placed_sides
+from flowbench.measure.together import Place, run_comparison
+from flowbench.progress import ProgressDisplay
+from flowbench.record import store
+from flowbench.record.document import read_document
+from flowbench.record.machine import read_machine
+from flowbench.record.noise import read_floors
+from flowbench.record.run import RunDocument
+from flowbench.sitting import interruptible, write_reports
+
+LIMITS = "flowbench.toml"
+
+
+def compare(
+    base: str,
+    head: str | None,
+    request: Request,
+    out: Path,
+    command: Sequence[str],
+    *,
+    limits: Path | None = None,
+    force: bool = False,
+) -> tuple[int, str]:
+    """Compare two refs (head None: the working tree) or two documents; returns the exit status and the report for people."""
+    limits_text = _limits_text(limits)
+    if limits_text is not None:
+        parse_limits(*limits_text)  # before anything is measured
+    if Path(base).is_file() and (head is None or Path(head).is_file()):
+        if request != Request():
+            raise FlowbenchError("two documents are compared as they are: options of a measurement have no place here")
+        return _compare_documents(Path(base), Path(head) if head else None, limits_text, force)
+    for given, other in ((base, head), (head, base)):
+        if given and Path(given).is_file():
+            raise FlowbenchError(
+                f"{given} is a file and {other!r} is none: give two run documents, or two git refs"
+            )
+    return _measure(base, head, request, out, command, limits_text)
+
+
+def judged(document: RunDocument, limits_text: tuple[str, str] | None = None) -> ComparisonSet:
+    """The verdicts of a sitting of two sides, with the limits checked where there are any."""
+    return _limited(judge_document(document), limits_text)
+
+
+def _measure(
+    base: str,
+    head: str | None,
+    request: Request,
+    out: Path,
+    command: Sequence[str],
+    limits_text: tuple[str, str] | None,
+) -> tuple[int, str]:
+    path = None
+    try:
+        with interruptible(), placed_sides(Path(flowbench.__file__).parent, base, head) as (base_side, head_side):
+            floors = {name: floor.floor for name, floor in read_floors(read_machine()).items()}
+            document = plan_comparison(request, command, base_side.side, head_side.side, floors)
+            places = {
+                "base": Place(base_side.import_path),
+                "canary": Place(base_side.import_path),
+                "head": Place(head_side.import_path),
+            }
+            path = store.create(out, document)
+            click.echo(f"run document: {path}", err=True)
+            with ProgressDisplay(document) as display:
+                document = run_comparison(path, document, places, display)
+    except KeyboardInterrupt:
+        if path is None:
+            raise Interrupted("interrupted before anything was measured") from None
+        raise Interrupted(f"interrupted; what was measured until then is judged by: flowbench compare {path}") from None
+    comparison = judged(document, limits_text)
+    return comparison.exit_code, write_reports(path, document, comparison)
+
+
+def _compare_documents(
+    base: Path, head: Path | None, limits_text: tuple[str, str] | None, force: bool
+) -> tuple[int, str]:
+    from flowbench.report import render
+
+    one = read_document(base)
+    if head is None:
+        if one.comparison is None:
+            raise FlowbenchError(
+                f"{base} is of a run with one side: give a second document to compare it with, or two git refs"
+            )
+        comparison = judged(one, limits_text)
+        return comparison.exit_code, render(one, "console", comparison=comparison).rstrip("\n")
+    other = read_document(head)
+    comparison = judge_documents(one, other, force=force)
+    if comparison.differences and not force:
+        raise FlowbenchError(
+            f"{base} and {head} were measured on unlike machines ({'; '.join(comparison.differences)}): measure both sides in"
+            " one sitting (flowbench compare BASE HEAD), or look at them side by side with --force"
+        )
+    comparison = _limited(comparison, limits_text)
+    return comparison.exit_code, render(other, "console", comparison=comparison).rstrip("\n")
+
+
+def _limits_text(given: Path | None) -> tuple[str, str] | None:
+    """The text of the limits and the name of their file; None where there are none."""
+    path = given or Path(LIMITS)
+    if given is None and not path.exists():
+        return None
+    try:
+        return path.read_text(encoding="utf-8"), str(path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FlowbenchError(f"{path}: {getattr(error, 'strerror', None) or error}, expected limits in TOML") from None
+
+
+def _limited(comparison: ComparisonSet, limits_text: tuple[str, str] | None) -> ComparisonSet:
+    if limits_text is None:
+        return comparison
+    limits = parse_limits(*limits_text)
+    return replace(comparison, limits=check_limits(limits, comparison, limits_text[1]))

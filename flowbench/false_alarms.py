@@ -1,0 +1,199 @@
+"""What `flowbench aa` does: measures one commit against itself again and again, and tells how often the verdict was wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from time import monotonic
+
+import click
+
+import flowbench
+from flowbench.errors import FlowbenchError, Interrupted
+from flowbench.judge.false_alarms import noise_floor, pair_spread, rate_of, smallest_found, verdicts_of
+from flowbench.judge.times import Evidence, pair_log_ratio, percent
+from flowbench.judge.verdict import Verdict
+from flowbench.measure.plan import NO_REFERENCE, Request
+from flowbench.measure.plan_comparison import plan_comparison
+from flowbench.measure.processes import child_environment
+from flowbench.measure.refs import placed_sides
+from flowbench.measure.together import Place, run_comparison
+from flowbench.measure.session import Silent
+from flowbench.record import aa as record
+from flowbench.record import store
+from flowbench.record.noise import NoiseFloor, keep_floor
+from flowbench.record.run import RunDocument
+from flowbench.sitting import interruptible
+
+# The competing load: processes that compute, started and stopped after random times within these seconds.
+_LOAD_S = (0.2, 3.0)
+
+_CHANGED = (Verdict.SLOWER, Verdict.FASTER)
+
+
+def aa(
+    request: Request, sittings: int, slowdowns: Sequence[float], load: bool, out: Path, command: Sequence[str]
+) -> str:
+    """Measure until the file `out` has so many sittings, and report; killed or interrupted, it goes on where it was."""
+    done = 0
+    try:
+        with interruptible(), placed_sides(Path(flowbench.__file__).parent, "HEAD", None) as (base, head):
+            # One commit stands for both sides; which of the two folders does not matter, but it must be one.
+            document = plan_comparison(
+                replace(request, reference=NO_REFERENCE), command, head.side, head.side, {}, [*_sides(slowdowns)], False
+            )
+            if len(document.cases) != 1 or len({engine.registered_name for engine in document.engines}) != 1:
+                raise FlowbenchError(
+                    f"{len(document.cases)} cases were asked for, expected one cell: give one --engine, --model and --batch-size"
+                )
+            setting = _setting(document, slowdowns, load)
+            done = record.begin(out, setting)
+            places = {"base": Place(head.import_path), "head": Place(head.import_path)}
+            places |= {name: Place(head.import_path, slowdown) for name, slowdown in _sides(slowdowns).items()}
+            while done < sittings:
+                record.add(out, _sitting(document, places, load))
+                done += 1
+                click.echo(f"{done} of {sittings} sittings: {_brief(out)}", err=True)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted after {done} sittings, which are in {out}; the same command goes on") from None
+    setting, all_sittings = record.read(out)
+    _keep(setting, all_sittings)
+    return report(out)
+
+
+def report(path: Path) -> str:
+    """False alarms, noise floor, the smallest change found, and the power, from a file of sittings."""
+    setting, sittings = record.read(path)
+    unchanged = [evidence(setting, sitting, "head") for sitting in sittings]
+    alarms = rate_of(verdicts_of(unchanged), _CHANGED)
+    lines = [
+        f"{len(sittings)} sittings of one commit against itself: {setting.engine} {setting.case.label},"
+        f" {setting.case.threads} threads, {'with' if setting.load else 'without'} a competing load of its own",
+        f"false alarms: {alarms.count} of {alarms.sittings} (95 % interval {alarms.low:.1%} to {alarms.high:.1%})",
+        f"noise floor: {percent(noise_floor(unchanged))} (95 % of the sittings showed less)",
+        f"from pair to pair: {percent(pair_spread(unchanged))} (standard deviation, median sitting)",
+        f"smallest change found in 90 % of the sittings: {percent(smallest_found(unchanged))}",
+    ]
+    for side, slowdown in setting.slowdowns.items():
+        slowed = [evidence(setting, sitting, side) for sitting in sittings]
+        found = rate_of(verdicts_of(slowed), (Verdict.SLOWER,))
+        lines.append(
+            f"+{percent(slowdown)} injected: found in {found.count} of {found.sittings}"
+            f" (95 % interval {found.low:.0%} to {found.high:.0%})"
+        )
+    return "\n".join(lines)
+
+
+def evidence(setting: record.Setting, sitting: record.AaSitting, side: str) -> Evidence:
+    """The log-ratios of a side against base in one sitting."""
+    base = {pair.pair: pair for pair in sitting.pairs if pair.side == "base"}
+    ratios = [
+        (pair.confirming, pair_log_ratio(base[pair.pair].steps_us, pair.steps_us))
+        for pair in sitting.pairs
+        if pair.side == side
+    ]
+    return Evidence(
+        sampling=tuple(ratio for confirming, ratio in ratios if not confirming),
+        confirming=tuple(ratio for confirming, ratio in ratios if confirming),
+        margin=setting.least_margin,
+    )
+
+
+def _sitting(document: RunDocument, places: dict[str, Place], load: bool) -> record.AaSitting:
+    started, began = datetime.now(UTC).isoformat(timespec="seconds"), monotonic()
+    with tempfile.TemporaryDirectory() as folder, _competing(load):
+        measured = run_comparison(store.create(Path(folder), document), document, places, Silent())
+    bad = next((sample for sample in measured.samples if sample.status != "ok"), None)
+    if bad is not None:
+        raise FlowbenchError(f"a sitting cannot be measured: {bad.cell}: {bad.error}")
+    first_confirming = measured.protocol.pairs - setting_confirming(measured)
+    pairs = tuple(
+        record.Pair(
+            side=str(measured.engine(measured.by_key[sample.cell].engine).side),
+            pair=sample.pair,
+            confirming=sample.pair >= first_confirming,
+            steps_us=tuple(float(round(time_ms * 1000)) for time_ms in sample.steps_ms),
+        )
+        for sample in measured.samples
+    )
+    return record.AaSitting(started, monotonic() - began, os.getloadavg()[0], pairs)
+
+
+def setting_confirming(document: RunDocument) -> int:
+    """How many rounds of a comparison only confirm."""
+    return document.comparison.confirmation_pairs if document.comparison else 0
+
+
+def _setting(document: RunDocument, slowdowns: Sequence[float], load: bool) -> record.Setting:
+    protocol, confirming = document.protocol, setting_confirming(document)
+    return record.Setting(
+        machine=document.machine,
+        git=document.git,
+        engine=document.engines[0].registered_name,
+        case=document.cases[0],
+        steps=protocol.steps,
+        warmup=protocol.warmup,
+        steps_per_turn=protocol.steps_per_turn or protocol.steps,
+        untimed_per_turn=protocol.untimed_per_turn,
+        pairs=protocol.pairs - confirming,
+        confirmation_pairs=confirming,
+        least_margin=document.comparison.least_margin if document.comparison else 0.0,
+        slowdowns=_sides(slowdowns),
+        load=load,
+    )
+
+
+def _sides(slowdowns: Sequence[float]) -> dict[str, float]:
+    return {f"head+{100 * slowdown:g}%": slowdown for slowdown in slowdowns}
+
+
+def _brief(path: Path) -> str:
+    return "; ".join(line for line in report(path).splitlines() if line.startswith(("false", "+")))
+
+
+def _keep(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> None:
+    unchanged = [evidence(setting, sitting, "head") for sitting in sittings]
+    alarms = rate_of(verdicts_of(unchanged), _CHANGED)
+    floor = NoiseFloor(
+        cell=f"{setting.engine}/{setting.case.key}",
+        floor=noise_floor(unchanged),
+        sittings=len(sittings),
+        alarms=alarms.count,
+        measured=sittings[-1].started,
+    )
+    keep_floor(setting.machine, floor)
+
+
+@contextmanager
+def _competing(load: bool) -> Iterator[None]:
+    """With `load`, processes that compute come and go at random times while the context lasts."""
+    if not load:
+        yield
+        return
+    ended = threading.Event()
+    thread = threading.Thread(target=_compete, args=(ended,))
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _compete(ended: threading.Event) -> None:
+    while not ended.wait(random.uniform(*_LOAD_S)):
+        process = subprocess.Popen(
+            [sys.executable, "-c", "while True: sum(i * i for i in range(1000))"], env=child_environment()
+        )
+        ended.wait(random.uniform(*_LOAD_S))
+        process.kill()
+        process.wait()

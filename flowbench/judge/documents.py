@@ -1,0 +1,186 @@
+"""Judges two run documents of different sittings: by how each stands beside its own reference, which was measured with it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import fields, replace
+
+from flowbench.cell import Case, Cell
+from flowbench.judge.compare import STEP_TIME, Matched, label_of, missing_verdict, overall_of
+from flowbench.judge.inference import Mean, beyond, difference_of, holm, mean_of
+from flowbench.judge.memory import judge_memory, peaks_of
+from flowbench.judge.pairs import matched_samples
+from flowbench.judge.stats import process_median
+from flowbench.judge.times import LEAST_MARGIN, LEVEL, pair_log_ratio, percent
+from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
+from flowbench.record.run import Machine, RunDocument, Sample
+
+NOT_COMPARABLE = "not comparable"
+
+
+def judge_documents(base: RunDocument, head: RunDocument, force: bool = False) -> ComparisonSet:
+    """The verdicts from one document to the other. On unlike machines nothing is judged: every verdict is `unclear`.
+
+    `differences` says in which fields the machines differ; `force` marks what is shown all the same as not comparable.
+    Times are compared relative to the reference of each document; without one, or with another version of it, a slower machine
+    and a slower engine look the same, and no time is judged.
+    """
+    differences = tuple(_differences(base.machine, head.machine))
+    times: list[Comparison] = []
+    memory: list[Comparison] = []
+    matches = list(_matches(base, head))
+    means = {index: mean for index, match in enumerate(matches) if (mean := _change(base, head, match)) is not None}
+    adjusted = dict(zip(means, holm([beyond(mean, math.log1p(LEAST_MARGIN)) for mean in means.values()]), strict=True))
+    why_not = _why_no_times(base, head)
+    for index, match in enumerate(matches):
+        time = _time_of(base, head, match, means.get(index), adjusted.get(index, 1.0), why_not)
+        times.append(time)
+        memory += _memory_of(base, head, match, time)
+    comparisons = (*times, *memory)
+    if differences:
+        reason = f"{NOT_COMPARABLE}: unlike machines" + (", shown by force" if force else "")
+        comparisons = tuple(_not_comparable(one, reason) for one in comparisons)
+    return ComparisonSet(
+        base=_name(base),
+        head=_name(head),
+        comparisons=comparisons,
+        overall=overall_of(times),
+        canary=Canary("not measured", "two sittings have no canary in common"),
+        stopping="two documents are judged as they are",
+        not_measured=(*base.not_measured, *(one for one in head.not_measured if one not in base.not_measured)),
+        interleaved=False,
+        differences=differences,
+    )
+
+
+def _differences(one: Machine, other: Machine) -> Iterator[str]:
+    for field in fields(Machine):
+        ours, theirs = getattr(one, field.name), getattr(other, field.name)
+        if ours != theirs:
+            yield f"{field.name}: {ours} / {theirs}"
+
+
+def _why_no_times(base: RunDocument, head: RunDocument) -> str | None:
+    if base.reference is None or head.reference is None:
+        return "one document has no reference, so that a slower machine and a slower engine look the same"
+    if base.reference != head.reference:
+        return f"the references differ: {base.reference} / {head.reference}"
+    versions = [document.engine(str(document.reference)).version for document in (base, head)]
+    if versions[0] != versions[1]:
+        return f"the reference {base.reference} is of version {versions[0]} / {versions[1]}"
+    return None
+
+
+def _matches(base: RunDocument, head: RunDocument) -> Iterator[Matched]:
+    """The cells of both documents other than the references', head's side of a sitting of two sides; those of base first."""
+    ours, theirs = _subjects(base), _subjects(head)
+    for key in dict.fromkeys([*ours, *theirs]):
+        yield Matched(*key, ours.get(key), theirs.get(key), ())
+
+
+def _subjects(document: RunDocument) -> dict[tuple[Case, str], Cell]:
+    engines = {engine.name: engine for engine in document.engines}
+    return {
+        (cell.case, engines[cell.engine].registered_name): cell
+        for cell in document.cells
+        if cell.engine != document.reference and engines[cell.engine].side in (None, "head")
+    }
+
+
+def _change(base: RunDocument, head: RunDocument, match: Matched) -> Mean | None:
+    """The change of the time relative to the reference's, in logarithms; None where a side has no good pair with it."""
+    sides = [_relative_times(document, cell) for document, cell in ((base, match.base), (head, match.head))]
+    return difference_of(*sides) if all(sides) else None
+
+
+def _relative_times(document: RunDocument, cell: Cell | None) -> list[float]:
+    if cell is None or document.reference is None or not _good(document, cell):
+        return []
+    reference = Cell.of(cell.case, document.reference)
+    pairs = matched_samples(document, reference, cell)
+    return [pair_log_ratio(theirs.steps_ms, own.steps_ms) for theirs, own in pairs]
+
+
+def _good(document: RunDocument, cell: Cell | None) -> tuple[Sample, ...]:
+    """The samples of a cell; none where one of them is bad."""
+    samples = document.samples_of(cell) if cell else ()
+    return samples if all(sample.status == "ok" for sample in samples) else ()
+
+
+def _time_of(
+    base: RunDocument, head: RunDocument, match: Matched, mean: Mean | None, adjusted: float, why_not: str | None
+) -> Comparison:
+    ours, theirs = _good(base, match.base), _good(head, match.head)
+    label = label_of(base if match.base else head, match.case)
+    bare = Comparison(match.case, match.engine, label, STEP_TIME, Verdict.UNCLEAR, "", tags=("different sittings",))
+    if not ours or not theirs:
+        all_samples = [document.samples_of(cell) if cell else () for document, cell in ((base, match.base), (head, match.head))]
+        verdict, reason = missing_verdict(match, *all_samples, "its document has no sample of it")
+        return replace(bare, verdict=verdict, reason=reason)
+    verdict, reason = Verdict.UNCLEAR, why_not or "a side has no pair with its reference"
+    if mean is not None and why_not is None:
+        verdict, reason = _verdict(mean, adjusted)
+    speeds = [_relative_times(document, cell) for document, cell in ((base, match.base), (head, match.head))]
+    single = mean is None or mean.count < 2
+    return replace(
+        bare,
+        verdict=verdict,
+        reason=reason,
+        base=statistics.median(process_median(sample.steps_ms) for sample in ours),
+        head=statistics.median(process_median(sample.steps_ms) for sample in theirs),
+        change=None
+        if mean is None
+        else Change(math.exp(mean.mean), None if single else math.exp(mean.low), None if single else math.exp(mean.high)),
+        pairs=min(map(len, speeds)),
+        margin=Margin(LEAST_MARGIN, "the least one: the noise between sittings is not known"),
+        p=None if mean is None else beyond(mean, math.log1p(LEAST_MARGIN)),
+        adjusted_p=None if mean is None else adjusted,
+        base_relative_speed=math.exp(-mean_of(speeds[0]).mean) if speeds[0] else None,
+        head_relative_speed=math.exp(-mean_of(speeds[1]).mean) if speeds[1] else None,
+    )
+
+
+def _verdict(mean: Mean, adjusted: float) -> tuple[Verdict, str]:
+    margin = math.log1p(LEAST_MARGIN)
+    if mean.count < 2:
+        return Verdict.UNCLEAR, "one pair has no spread to judge it by"
+    if adjusted <= LEVEL:
+        direction = Verdict.SLOWER if mean.mean > 0 else Verdict.FASTER
+        return direction, f"relative to the reference, the interval lies wholly beyond {percent(LEAST_MARGIN)}"
+    if -margin <= mean.low and mean.high <= margin:
+        return Verdict.SAME, f"relative to the reference, the interval lies within ±{percent(LEAST_MARGIN)}"
+    return Verdict.UNCLEAR, f"relative to the reference, the interval neither lies within ±{percent(LEAST_MARGIN)} nor beyond"
+
+
+def _memory_of(base: RunDocument, head: RunDocument, match: Matched, time: Comparison) -> Iterator[Comparison]:
+    """Peaks of every process of head beside those of every process of base: they come in no pairs."""
+    ours = [peaks_of(sample) for sample in _good(base, match.base)]
+    theirs = [peaks_of(sample) for sample in _good(head, match.head)]
+    for quantity in dict.fromkeys(quantity for peaks in (*ours, *theirs) for quantity in peaks):
+        both = [(one[quantity], two[quantity]) for one, two in itertools.product(ours, theirs) if quantity in one and quantity in two]
+        if not both or quantity.name == "step time":
+            continue
+        judged = judge_memory(quantity.name, [one for one, _ in both], [two for _, two in both])
+        change = Change(judged.head / judged.base, None, None) if judged.base > 0 else None
+        yield replace(
+            Comparison(match.case, match.engine, time.label, quantity, judged.verdict, judged.reason, tags=time.tags),
+            base=judged.base,
+            head=judged.head,
+            change=change,
+            pairs=min(len(ours), len(theirs)),
+            margin=judged.margin,
+        )
+
+
+def _name(document: RunDocument) -> SideName:
+    git = document.git
+    return SideName(f"run {document.run_id}", git.commit if git else None, bool(git and git.dirty))
+
+
+def _not_comparable(one: Comparison, reason: str) -> Comparison:
+    if one.verdict.is_judged or one.verdict is Verdict.UNCLEAR:
+        return replace(one, verdict=Verdict.UNCLEAR, reason=reason, tags=(*one.tags, NOT_COMPARABLE))
+    return replace(one, tags=(*one.tags, NOT_COMPARABLE))

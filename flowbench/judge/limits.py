@@ -1,0 +1,120 @@
+"""Limits on what head may come to, from a text in TOML: checked as numbers, each with its line and its exit code."""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowbench.errors import FlowbenchError
+from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, MemoryKind
+
+# The thresholds a limit may have, and what they are compared with.
+_THRESHOLDS = {
+    "min_relative_speed": "relative speed",
+    "max_slowdown": "slowdown",
+    "max_step_ms": "step time",
+    "max_allocated_mib": "peak allocated",
+    "max_reserved_mib": "peak reserved",
+    "max_gpu_mib": "peak on the GPU",
+    "max_resident_mib": "peak resident",
+}
+_MEMORY: dict[str, MemoryKind] = {
+    "max_allocated_mib": "peak allocated",
+    "max_reserved_mib": "peak reserved",
+    "max_gpu_mib": "peak on the GPU",
+    "max_resident_mib": "peak resident",
+}
+_KEYS = ("cell", *_THRESHOLDS, "exit_code")
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One `[[limit]]`: thresholds by name, for every cell whose `ENGINE/MODEL/SHAPE/…` the pattern matches."""
+
+    pattern: str
+    thresholds: dict[str, float]
+    exit_code: int
+
+
+def parse_limits(text: str, source: str) -> tuple[Limit, ...]:
+    """Read limits; FlowbenchError names `source` and the key that is unknown or has no usable value.
+
+    A text looks like this: `[[limit]]`, `cell = "flow-eager/resnet50/*"`, `min_relative_speed = 1.0`, `max_slowdown = 0.05`.
+    """
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FlowbenchError(f"{source}: not TOML: {error}") from None
+    unknown = [key for key in tree if key != "limit"]
+    if unknown or not isinstance(tree.get("limit", []), list):
+        raise FlowbenchError(f"{source}: unknown key {(unknown or ['limit'])[0]!r}, expected tables [[limit]] and nothing else")
+    return tuple(_limit(table, f"{source}: limit {number}") for number, table in enumerate(tree.get("limit", []), start=1))
+
+
+def check_limits(limits: Sequence[Limit], comparison: ComparisonSet, source: str) -> tuple[LimitResult, ...]:
+    """Every limit at every cell it matches; FlowbenchError for a pattern that matches none."""
+    results: list[LimitResult] = []
+    for limit in limits:
+        times = [time for time in comparison.times if fnmatch.fnmatchcase(cell_name(time), limit.pattern)]
+        if not times:
+            known = ", ".join(cell_name(time) for time in comparison.times[:3]) or "none"
+            raise FlowbenchError(f"{source}: the pattern {limit.pattern!r} matches no cell; cells here are: {known}")
+        for time in times:
+            results += [_check(limit, name, time, comparison) for name in limit.thresholds]
+    return tuple(results)
+
+
+def cell_name(time: Comparison) -> str:
+    """What patterns are matched with: the engine, then the case's model, shape, precision and so on, with slashes between."""
+    return f"{time.engine}/{time.case.key}"
+
+
+def _limit(table: Any, where: str) -> Limit:
+    if not isinstance(table, dict):
+        raise FlowbenchError(f"{where}: expected a table with a cell pattern and thresholds")
+    for key in table:
+        if key not in _KEYS:
+            raise FlowbenchError(f"{where}: unknown key {key!r}, expected some of {', '.join(_KEYS)}")
+    pattern, code = table.get("cell"), table.get("exit_code", 1)
+    if not isinstance(pattern, str) or not pattern:
+        raise FlowbenchError(f"{where}: its cell is {pattern!r}, expected a pattern such as 'flow-eager/resnet50/*'")
+    if not isinstance(code, int) or isinstance(code, bool) or not 1 <= code <= 125 or code == 2:
+        raise FlowbenchError(f"{where}: its exit_code is {code!r}, expected 1 or 3 to 125 (2 is: could not judge)")
+    thresholds = {name: table[name] for name in _THRESHOLDS if name in table}
+    if not thresholds:
+        raise FlowbenchError(f"{where}: it has no threshold, expected some of {', '.join(_THRESHOLDS)}")
+    for name, value in thresholds.items():
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        if not usable:
+            raise FlowbenchError(f"{where}: its {name} is {value!r}, expected a number from 0 (not a text)")
+    return Limit(pattern, {name: float(value) for name, value in thresholds.items()}, code)
+
+
+def _check(limit: Limit, name: str, time: Comparison, comparison: ComparisonSet) -> LimitResult:
+    allowed = limit.thresholds[name]
+    measured = max(_measured(name, time, comparison), default=None) if name != "min_relative_speed" else time.head_relative_speed
+    unit = " ms" if name == "max_step_ms" else " MiB" if name in _MEMORY else ""
+    what = f"{time.label} {time.engine}: {_THRESHOLDS[name]}"
+    if measured is None:
+        line = f"{what} was not measured, so {name} = {allowed:g} cannot be checked"
+        return LimitResult(limit.pattern, name, time.label, None, allowed, None, 2, line)
+    kept = measured >= allowed if name.startswith("min") else measured <= allowed
+    line = f"{what} is {measured:.4g}{unit}, {name} = {allowed:g}: {'kept' if kept else 'exceeded'}"
+    return LimitResult(limit.pattern, name, time.label, measured, allowed, kept, 0 if kept else limit.exit_code, line)
+
+
+def _measured(name: str, time: Comparison, comparison: ComparisonSet) -> Iterator[float]:
+    """What a threshold is compared with; of memory, what every rank and GPU has."""
+    if name == "max_slowdown" and time.change is not None:
+        yield time.change.ratio - 1
+    elif name == "max_step_ms" and time.head is not None:
+        yield time.head
+    elif name in _MEMORY:
+        for memory in comparison.memory_of(time):
+            if memory.quantity.name == _MEMORY[name] and memory.head is not None:
+                yield memory.head / _MIB

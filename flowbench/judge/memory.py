@@ -1,0 +1,83 @@
+"""Does head take more memory than base? Peaks are compared exactly, pair by pair, kind by kind."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from flowbench.judge.verdict import Margin, MemoryKind, Quantity, Verdict
+from flowbench.record.run import Memory, Sample
+
+_MIB = 1024 * 1024
+
+# What each kind is counted in: a change of one step is no change. An allocator hands out 512 bytes at a time and takes 2 MiB
+# from the system, the driver counts in 2 MiB; a process's resident pages differ by a MiB from one start to the next.
+STEPS: Mapping[MemoryKind, int] = {
+    "peak allocated": 512,
+    "peak reserved": 2 * _MIB,
+    "peak on the GPU": 2 * _MIB,
+    "peak resident": _MIB,
+}
+
+# Where pairs disagree about the direction, a median change of less than this is none.
+_NO_CHANGE = 0.005
+
+
+@dataclass(frozen=True)
+class MemoryJudgement:
+    """What the peaks of one kind say; `base` and `head` are medians over the pairs, in bytes."""
+
+    verdict: Verdict
+    reason: str
+    base: float
+    head: float
+    margin: Margin
+
+
+def peaks_of(sample: Sample) -> dict[Quantity, int]:
+    """All peaks of a sample, in bytes, by kind, rank and GPU; ranks are told apart only where there are several."""
+    several = len(sample.ranks) > 1
+    return {
+        Quantity(kind, rank.rank if several else None, gpu): size
+        for rank in sample.ranks
+        for kind, gpu, size in _peaks(rank.memory)
+    }
+
+
+def judge_memory(kind: MemoryKind, base_bytes: Sequence[int], head_bytes: Sequence[int]) -> MemoryJudgement:
+    """The judgement of one kind of peak, measured in pairs; ValueError where there are none.
+
+    `larger` and `smaller` demand the same direction, by more than a step of granularity, in every pair.
+    """
+    if not base_bytes or len(base_bytes) != len(head_bytes):
+        raise ValueError(
+            f"{len(base_bytes)} and {len(head_bytes)} peaks were given, expected equally many, at least one"
+        )
+    step = STEPS[kind]
+    changes = [head - base for base, head in zip(base_bytes, head_bytes, strict=True)]
+    base, head = statistics.median(base_bytes), statistics.median(head_bytes)
+    count = f"{len(changes)} pairs" if len(changes) > 1 else "the only pair"
+    verdict, reason = Verdict.UNCLEAR, f"the pairs disagree: from {min(changes):+,d} to {max(changes):+,d} bytes"
+    if all(change > step for change in changes):
+        verdict, reason = Verdict.LARGER, f"larger in {count}, by {_range(changes)}"
+    elif all(change < -step for change in changes):
+        verdict, reason = Verdict.SMALLER, f"smaller in {count}, by {_range([-change for change in changes])}"
+    elif all(abs(change) <= step for change in changes):
+        verdict, reason = Verdict.SAME, f"within a step of {step:,d} bytes in {count}"
+    elif abs(statistics.median(changes)) <= max(step, _NO_CHANGE * base):
+        verdict, reason = Verdict.SAME, f"no direction: from {min(changes):+,d} to {max(changes):+,d} bytes"
+    return MemoryJudgement(verdict, reason, base, head, Margin(step, "a step of granularity"))
+
+
+def _range(changes: Sequence[int]) -> str:
+    low, high = min(changes), max(changes)
+    return f"{low:,d} bytes" if low == high else f"{low:,d} to {high:,d} bytes"
+
+
+def _peaks(memory: Memory) -> Iterator[tuple[MemoryKind, int | None, int]]:
+    if memory.allocated_peak_bytes is not None:
+        yield "peak allocated", None, memory.allocated_peak_bytes
+    if memory.reserved_peak_bytes is not None:
+        yield "peak reserved", None, memory.reserved_peak_bytes
+    yield "peak resident", None, memory.resident_peak_bytes

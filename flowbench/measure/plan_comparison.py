@@ -1,0 +1,121 @@
+"""From two sides and what was asked for to the document of a comparison's sitting, before its first sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from flowbench.cell import Case, Cell
+from flowbench.errors import FlowbenchError
+from flowbench.judge.times import LEAST_MARGIN, LEAST_PAIRS
+from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.schedule import estimate_s
+from flowbench.measure.refs import PACKAGE
+from flowbench.record.run import Engine, NotMeasured, RunDocument, Side, SidesCompared
+
+ORDER = "in turns"
+PAIRS = 20
+LEAST_STEPS = 10
+WALL_CAP_S = 450.0
+
+# After another side's turn the caches hold its data: where steps are short that shows as some per cent, so that each turn
+# begins with a step that does not count. On a GPU a turn has more steps, as the host runs ahead of the device within it.
+SHORT_S = 0.2
+SHORT_STEPS_PER_TURN = 8
+GPU_STEPS_PER_TURN = 10
+
+SIDES = ("base", "head")
+
+
+def plan_comparison(
+    request: Request,
+    command: Sequence[str],
+    base: Side,
+    head: Side,
+    noise_floors: Mapping[str, float],
+    extra_sides: Sequence[str] = (),
+    with_canary: bool = True,
+) -> RunDocument:
+    """The document of a sitting in which each of the repository's engines stands for base and for head.
+
+    `noise_floors` are by `ENGINE/CASE`. `extra_sides` are measured beside, at every case; the canary is base once more,
+    at the cheapest case. Raises FlowbenchError for engines
+    that are of no side, and for fewer pairs than can show anything.
+    """
+    if request.pairs is not None and request.pairs < LEAST_PAIRS:
+        raise FlowbenchError(
+            f"{request.pairs} pairs were asked for, expected at least {LEAST_PAIRS}: with fewer the exact sign-flip test can"
+            " show nothing"
+        )
+    run = plan_run(replace(request, pairs=request.pairs or PAIRS), command)
+    subjects = [engine for engine in run.engines if engine.library == PACKAGE and engine.name != run.reference]
+    asked_in_vain = [
+        name for name in request.engines if name not in {engine.name for engine in subjects} | {run.reference}
+    ]
+    if not subjects or asked_in_vain:
+        raise FlowbenchError(
+            f"engine {', '.join(asked_in_vain) or 'none'} has no base and head: two refs of this repository differ in its"
+            f" engines that import {PACKAGE}; give one of them, such as --engine flow-eager"
+        )
+    cells = [cell for cell in run.cells if cell.engine in {engine.name for engine in subjects}]
+    cheapest = min(cells, key=lambda cell: estimate_s(cell, 1))
+    confirming = max(LEAST_PAIRS, run.protocol.pairs // 2)
+    on_gpu = any(cell.device == "cuda" for cell in cells)
+    short = on_gpu or estimate_s(cheapest, 1) - estimate_s(cheapest, 0) < SHORT_S
+    return replace(
+        run,
+        engines=tuple(_engines(run, subjects, (*SIDES, *extra_sides, *(["canary"] if with_canary else [])))),
+        cells=tuple(_cells(run, subjects, cheapest if with_canary else None, extra_sides)),
+        protocol=replace(
+            run.protocol,
+            order=ORDER,
+            steps=request.steps or max(run.protocol.steps, LEAST_STEPS),
+            pairs=run.protocol.pairs + confirming,
+            steps_per_turn=GPU_STEPS_PER_TURN if on_gpu else SHORT_STEPS_PER_TURN if short else 1,
+            untimed_per_turn=1 if short else 0,
+            wall_cap_s=request.wall_cap_s or (None if request.pairs else WALL_CAP_S),
+        ),
+        not_measured=tuple(_not_measured(run, subjects)),
+        comparison=SidesCompared(
+            base=base,
+            head=head,
+            least_margin=LEAST_MARGIN,
+            least_pairs=LEAST_PAIRS,
+            confirmation_pairs=confirming,
+            noise_floors=dict(noise_floors),
+            stopped={},
+        ),
+    )
+
+
+def _engines(run: RunDocument, subjects: Sequence[Engine], sides: Sequence[str]) -> Iterator[Engine]:
+    for engine in subjects:
+        for side in sides:
+            yield replace(engine, name=f"{engine.name}@{side}", display_name=f"{engine.display_name}@{side}", side=side)
+    yield from (engine for engine in run.engines if engine.name == run.reference)
+
+
+def _cells(
+    run: RunDocument, subjects: Sequence[Engine], canary: Cell | None, extra_sides: Sequence[str]
+) -> Iterator[Cell]:
+    """Case by case, base and head beside each other, the reference last."""
+    for case in run.cases:
+        own = {cell.engine for cell in run.cells_of(case)}
+        for engine in subjects:
+            if engine.name in own:
+                yield from (_side_cell(case, engine, side) for side in ("base", "head", *extra_sides))
+                if Cell.of(case, engine.name) == canary:
+                    yield _side_cell(case, engine, "canary")
+        if run.reference in own:
+            yield Cell.of(case, str(run.reference))
+
+
+def _side_cell(case: Case, engine: Engine, side: str) -> Cell:
+    return Cell.of(case, f"{engine.name}@{side}")
+
+
+def _not_measured(run: RunDocument, subjects: Sequence[Engine]) -> Iterator[NotMeasured]:
+    yield from run.not_measured
+    of_no_side = [engine.name for engine in run.engines if engine not in subjects and engine.name != run.reference]
+    if of_no_side:
+        yield NotMeasured(", ".join(of_no_side), "base and head do not differ in it")

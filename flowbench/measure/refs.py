@@ -1,0 +1,192 @@
+"""The two sides of a comparison as folders to import from: git refs checked out beside, or the working tree as it is now."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowbench.errors import FlowbenchError
+from flowbench.measure.processes import child_environment
+from flowbench.record.machine import read_git
+from flowbench.record.run import Git, Side
+
+# What a side is of: the package that is measured. The harness is always the one that runs.
+PACKAGE = "framework"
+WORKING_TREE = "working tree"
+
+_LOCK = "lock"
+
+
+@dataclass(frozen=True)
+class PlacedSide:
+    """A side, and the folder that its package is imported from."""
+
+    side: Side
+    import_path: str
+
+
+@contextlib.contextmanager
+def placed_sides(repository: Path, base: str, head: str | None) -> Iterator[tuple[PlacedSide, PlacedSide]]:
+    """Both sides, for as long as the context lasts: `base` is a git ref of `repository`, `head` one or None, the working tree.
+
+    They lie in a folder of their own in the user's cache, which is removed at the end; one that a killed process left is
+    removed by the next. Raises FlowbenchError for a ref that is unknown, has no framework, or whose framework does not import.
+    """
+    root = _root(repository)
+    asked = [(base, _resolve(root, base)), (head, _resolve(root, head) if head else None)]
+    with _folder(root) as folder:
+        placed = []
+        for (ref, commit), role in zip(asked, ("base", "head"), strict=True):
+            if ref is None or commit is None:
+                source, side = _copy(root, folder / role), Side(WORKING_TREE, read_git(root))
+            else:
+                source, side = _check_out(root, ref, commit, folder / role), Side(ref, Git(commit, None, False))
+            placed.append(PlacedSide(side, str(_linked(source, folder / f"{role}-path", side.asked))))
+        yield placed[0], placed[1]
+
+
+def _root(repository: Path) -> Path:
+    root = _git(repository, "rev-parse", "--show-toplevel")
+    if root is None:
+        raise FlowbenchError(
+            f"{repository} is in no git repository, so there are no refs to compare: run flowbench in a clone, or compare two"
+            " run documents"
+        )
+    return Path(root)
+
+
+def _resolve(root: Path, ref: str) -> str:
+    """The commit of a ref; FlowbenchError, with the way out in a shallow clone, where there is none."""
+    commit = None if ref.startswith("-") else _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if commit is None:
+        shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
+        way_out = (
+            "this clone is shallow: git fetch --unshallow (in a workflow: fetch-depth: 0)"
+            if shallow
+            else "see git branch --all, git tag; a remote's branch may have to be fetched first"
+        )
+        raise FlowbenchError(f"unknown ref {ref!r}, expected a branch, tag or commit of {root}: {way_out}")
+    return commit
+
+
+@contextlib.contextmanager
+def _folder(root: Path) -> Iterator[Path]:
+    """A new folder in the cache, held by a lock, and removed with the worktrees in it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowbench" / "sides"
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=cache))
+        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR)
+    except OSError as error:
+        raise FlowbenchError(
+            f"cannot write {cache}: {error.strerror or error}; set XDG_CACHE_HOME to a folder with room"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        _sweep(cache, folder)
+        yield folder
+    finally:
+        _remove(folder)
+        _git(root, "worktree", "prune")
+        os.close(lock)
+
+
+def _sweep(cache: Path, own: Path) -> None:
+    """Remove the folders of processes that are gone: nobody holds their locks."""
+    for folder in cache.iterdir():
+        if folder == own or not (folder / _LOCK).exists():
+            continue
+        lock = os.open(folder / _LOCK, os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            _remove(folder)
+        finally:
+            os.close(lock)
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_out(root: Path, ref: str, commit: str, where: Path) -> Path:
+    done = _run(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(where), commit)
+    if done.returncode != 0:
+        raise FlowbenchError(f"ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
+    if (where / ".gitmodules").exists():
+        done = _run(where, "submodule", "update", "--init", "--recursive", "--quiet")
+        if done.returncode != 0:
+            raise FlowbenchError(f"the submodules of ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
+    return where
+
+
+def _copy(root: Path, where: Path) -> Path:
+    """The package of the working tree as it is now: edits made during the sitting change nothing."""
+    dirty = [
+        line.split()[-1] for line in (_git(root, "status", "--porcelain=v2") or "").splitlines() if _is_dirty(line)
+    ]
+    if dirty:
+        raise FlowbenchError(
+            f"submodule {dirty[0]!r} of the working tree has changes of its own, which no commit here tells:"
+            " commit them there, or give head as a ref"
+        )
+    names = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", PACKAGE) or ""
+    for name in filter(None, names.split("\0")):
+        if (root / name).is_file():
+            (where / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, where / name)
+    return where
+
+
+def _is_dirty(line: str) -> bool:
+    """Whether a line of `git status --porcelain=v2` is of a submodule with changes inside (git-status(1), field <sub>)."""
+    words = line.split()
+    return len(words) > 2 and words[0] in "12u" and words[2].startswith("S") and ("M" in words[2] or "U" in words[2])
+
+
+def _linked(source: Path, where: Path, asked: str) -> Path:
+    """A folder with nothing but a link to the package of `source`, so that the harness beside it is not imported too."""
+    if not (source / PACKAGE / "__init__.py").exists():
+        raise FlowbenchError(f"{asked!r} has no {PACKAGE}/ with an __init__.py: there is nothing in it to measure")
+    where.mkdir()
+    (where / PACKAGE).symlink_to(source / PACKAGE)
+    environment = child_environment()
+    environment["PYTHONPATH"] = os.pathsep.join([str(where), environment["PYTHONPATH"]])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", f"import {PACKAGE}"],
+        env=environment, capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise FlowbenchError(f"the {PACKAGE} of {asked!r} does not import: {_last_line(done.stderr)}")
+    return where
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:500] if lines else "it says nothing"
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    done = _run(directory, *arguments)
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            ["git", "-C", directory, *arguments], capture_output=True, text=True, errors="replace", check=False
+        )
+    except OSError as error:
+        raise FlowbenchError(
+            f"git does not run: {error.strerror or error}; install it, or compare two documents"
+        ) from None

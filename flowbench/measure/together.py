@@ -1,0 +1,164 @@
+"""The sitting of a comparison: base, head, the canary and the reference alive together, in rounds until it is known enough."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flowbench.cell import Case, Cell
+from flowbench.judge.compare import comparison_of, is_case_precise, to_confirm
+from flowbench.measure.disturbance import SLEPT, Counters, read_counters, slept_s
+from flowbench.measure.guard import Guard
+from flowbench.measure.processes import end_marked
+from flowbench.measure.schedule import Turn
+from flowbench.measure.session import Session, Watcher, given_up
+from flowbench.measure.wire import Job
+from flowbench.record import store
+from flowbench.record.run import Finding, RunDocument
+
+# The reference's speed need not be known as finely as a change: it takes part in so many rounds of each case only.
+REFERENCE_ROUNDS = 3
+
+# How often a round that the machine slept through is measured anew.
+_MOST_SLEEPS = 3
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of a side import their framework from, and by which fraction their steps are made slower."""
+
+    import_path: str | None = None
+    slowdown: float = 0.0
+
+
+def run_comparison(path: Path, document: RunDocument, places: Mapping[str, Place], watcher: Watcher) -> RunDocument:
+    """Measure the sitting planned in `document`, kept at `path`; `places` has one per side. Returns it with its ending.
+
+    KeyboardInterrupt passes through after all processes are gone and the document says how far it came.
+    """
+    session = TogetherSession(path, document, places, watcher)
+    with store.held(path), Guard(document.run_id):
+        try:
+            session.run()
+        except KeyboardInterrupt:
+            session.finish("interrupted", "stopped by the user or the system")
+            raise
+        finally:
+            end_marked(document.run_id)
+    return session.document
+
+
+class TogetherSession(Session):
+    """Rounds over all open cases: a case is closed when its intervals are narrow, its sides have failed, or time is up."""
+
+    def __init__(
+        self,
+        path: Path,
+        document: RunDocument,
+        places: Mapping[str, Place],
+        watcher: Watcher,
+        counters: Callable[[], Counters] = read_counters,
+    ) -> None:
+        super().__init__(path, document, watcher)
+        self._places, self._counters = places, counters
+        self._rounds = 0
+        self._judged_sides = [side for side in places if side not in ("base", "canary")]
+        self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+    def run(self) -> None:
+        """Sample, then confirm, then write the ending."""
+        plan, protocol = comparison_of(self.document), self.document.protocol
+        sampling = protocol.pairs - plan.confirmation_pairs
+        for pair in range(sampling):
+            for case in self._open_cases():
+                if self.over_wall_cap():
+                    self._close_all(f"the cap of {protocol.wall_cap_s:g} s was reached after {pair} rounds")
+                    break
+                self._round(case, pair)
+                self._close_where_done(case, pair + 1)
+        self._close_all(f"all {sampling} pairs were measured, and the interval is still wider than wanted")
+        for case, sides in to_confirm(self.document, self._judged_sides).items():
+            for pair in range(sampling, protocol.pairs):
+                self._round(case, pair, ("base", *sides))
+        capped = any(reason.startswith("the cap") for reason in comparison_of(self.document).stopped.values())
+        reason = f"the cap of {protocol.wall_cap_s:g} s was reached" if capped else None
+        self.finish("wall_cap" if capped else "complete", reason)
+
+    def job(self, turn: Turn) -> Job:
+        side = self.document.engine(turn.cell.engine).side
+        place = self._places[side] if side else Place()
+        return replace(
+            super().job(turn),
+            steps_per_turn=self.document.protocol.steps_per_turn,
+            untimed_per_turn=self.document.protocol.untimed_per_turn,
+            side=side,
+            import_path=place.import_path,
+            slowdown=place.slowdown,
+            cores=cores_of(turn.cell.case, turn.pair, self._cores),
+        )
+
+    def _round(self, case: Case, pair: int, sides: Sequence[str] = ()) -> None:
+        """One fresh process group of each cell of `case` (or of `sides`), in an order that is reversed from round to round."""
+        cells = [cell for cell in self.document.cells_of(case) if self._takes_part(cell, pair)]
+        cells = [cell for cell in cells if not sides or self.document.engine(cell.engine).side in sides]
+        order = cells if pair % 2 == 0 else cells[::-1]
+        turns = [Turn(cell, pair, position) for position, cell in enumerate(order)]
+        self._rounds += 1
+        most = self._rounds + len(self._open_cases()) * (self.document.protocol.pairs - pair) - 1
+        self._watcher.turn(turns[0], self._rounds, max(most, self._rounds), self._left_s(turns))
+        for _ in range(_MOST_SLEEPS):
+            kept, before = self.document, self._counters()
+            self.measure(turns)
+            slept = slept_s(before, self._counters())
+            if slept <= SLEPT:
+                return
+            message = f"the machine slept for {slept:.0f} s in round {pair + 1}, which was measured anew"
+            self.write(
+                samples=kept.samples,
+                findings=(*kept.findings, Finding("sleep", message, turns[0].cell.key, pair)),
+            )
+        self._close(case, f"the machine slept through round {pair + 1} {_MOST_SLEEPS} times")
+
+    def _takes_part(self, cell: Cell, pair: int) -> bool:
+        if cell.key in given_up(self.document.samples):
+            return False
+        return pair < REFERENCE_ROUNDS or cell.engine != self.document.reference
+
+    def _open_cases(self) -> list[Case]:
+        stopped = comparison_of(self.document).stopped
+        return [case for case in self.document.cases if case.key not in stopped]
+
+    def _close_where_done(self, case: Case, pairs: int) -> None:
+        lost = given_up(self.document.samples)
+        sides = [cell for cell in self.document.cells_of(case) if self._is_compared(cell)]
+        if all(cell.key in lost for cell in sides if self.document.engine(cell.engine).side == "base") or all(
+            cell.key in lost for cell in sides if self.document.engine(cell.engine).side == "head"
+        ):
+            self._close(case, f"a side failed or is void after {pairs} rounds")
+        elif is_case_precise(self.document, case):
+            self._close(case, f"the intervals were narrow enough after {pairs} pairs")
+
+    def _is_compared(self, cell: Cell) -> bool:
+        return self.document.engine(cell.engine).side in ("base", "head")
+
+    def _close_all(self, why: str) -> None:
+        for case in self._open_cases():
+            self._close(case, why)
+
+    def _close(self, case: Case, why: str) -> None:
+        plan = comparison_of(self.document)
+        self.write(comparison=replace(plan, stopped={**plan.stopped, case.key: why}))
+
+
+def cores_of(case: Case, pair: int, usable: list[int]) -> tuple[int, ...]:
+    """The cores that all sides of a round share, others from round to round; empty (all) where a case needs them all.
+
+    One side alone may sit beside a busy neighbour for as long as it lives: on the same cores they all do.
+    """
+    needed = case.threads * case.world_size
+    if case.device != "cpu" or needed >= len(usable):
+        return ()
+    first = pair * needed % len(usable)
+    return tuple(sorted((usable + usable)[first : first + needed]))

@@ -1,0 +1,109 @@
+"""The sittings of `flowbench aa` as a file: one line each, written as they come, and read whatever a kill left of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from flowbench.cell import Case, Count, Name
+from flowbench.errors import FlowbenchError
+from flowbench.record.codec import CodecError, Limit, decode, encode
+from flowbench.record.run import Git, Machine, Seconds
+
+Microseconds = Annotated[float, Limit(above=0, maximum=1e12)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all sittings of a file share; the first line. `slowdowns` has the fraction of every side that was made slower."""
+
+    machine: Machine
+    git: Git | None
+    engine: Name
+    case: Case
+    steps: Count
+    warmup: Annotated[int, Limit(minimum=0)]
+    steps_per_turn: Count
+    untimed_per_turn: Annotated[int, Limit(minimum=0)]
+    pairs: Count
+    confirmation_pairs: Count
+    least_margin: float
+    slowdowns: dict[str, float]
+    load: bool
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The times in µs of one side's steps, and of base's beside them, in one round."""
+
+    side: Name
+    pair: Annotated[int, Limit(minimum=0)]
+    confirming: bool
+    steps_us: tuple[Microseconds, ...]
+
+
+@dataclass(frozen=True)
+class AaSitting:
+    """One sitting: the steps of base (`side` base) and of the others, in all rounds; how busy the machine was at its end."""
+
+    started: Name
+    wall_s: Seconds
+    load_average: float
+    pairs: tuple[Pair, ...]
+
+
+def begin(path: Path, setting: Setting) -> int:
+    """Make the file, or go on with one of the same setting; returns how many sittings it has. FlowbenchError for another's."""
+    if path.exists():
+        before, sittings = read(path)
+        different = [name for name in vars(setting) if getattr(setting, name) != getattr(before, name)]
+        if different:
+            raise FlowbenchError(
+                f"{path} has sittings of another setting ({', '.join(different)} differ): choose another file with --out"
+            )
+        _cut_half_line(path)
+        return len(sittings)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _append(path, encode(setting))
+    return 0
+
+
+def add(path: Path, sitting: AaSitting) -> None:
+    """Append a sitting: it is on the disk when this returns."""
+    _append(path, encode(sitting))
+
+
+def read(path: Path) -> tuple[Setting, tuple[AaSitting, ...]]:
+    """The setting and all whole sittings of a file, which may be compressed (.gz); FlowbenchError where it has none."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        *lines, _half = content.split(b"\n")  # a line without its end was cut by a kill
+        setting, *sittings = [json.loads(line) for line in lines]
+        return decode(Setting, setting), tuple(decode(AaSitting, line) for line in sittings)
+    except OSError as error:
+        raise FlowbenchError(f"{path}: {error.strerror or error}, expected sittings of flowbench aa") from None
+    except (CodecError, ValueError, EOFError) as error:
+        raise FlowbenchError(f"{path}: {error}, expected sittings of flowbench aa") from None
+
+
+def _append(path: Path, tree: object) -> None:
+    line = json.dumps(tree, separators=(",", ":"), allow_nan=False) + "\n"
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise FlowbenchError(
+            f"cannot write {path}: {error.strerror or error}; choose another file with --out"
+        ) from None
+
+
+def _cut_half_line(path: Path) -> None:
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
