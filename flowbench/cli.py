@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any, NoReturn
 import click
 
 from flowbench import __version__
+from flowbench.cli_compare import aa, compare
 from flowbench.cli_store import explain, history, store
+from flowbench.cli_types import COUNT, Bytes, ImageShape, ManyValues, Seconds
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.output import drop_output, read_text, say, unwritten
 
@@ -49,69 +50,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     sys.exit(status or 0)
 
 
-class _ManyValues(click.Command):
-    """A command without arguments, whose repeatable options also take several values: `--batch-size 4 2 1`."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        many = {name for p in self.params if isinstance(p, click.Option) and p.multiple for name in p.opts}
-        spread: list[str] = []
-        option = None
-        for position, word in enumerate(args):
-            if word.startswith("-"):
-                option = word if word in many else None
-            elif option is not None and position > 0 and args[position - 1] != option:
-                spread.append(option)
-            spread.append(word)
-        return super().parse_args(ctx, spread)
-
-
-class _ImageShape(click.ParamType):
-    """CxHxW."""
-
-    name = "CxHxW"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, tuple):
-            return value
-        match = re.fullmatch(r"(\d{1,9})[x×,](\d{1,9})[x×,](\d{1,9})", value.strip())
-        shape = tuple(map(int, match.groups())) if match else ()
-        if not shape or 0 in shape:
-            self.fail(f"{value!r} is not three whole numbers from 1, expected CxHxW, for example 3x224x224", param, ctx)
-        return shape
-
-
-class _Seconds(click.ParamType):
-    """A finite time above 0."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = -1.0
-        if not 0 < seconds < 1e9:
-            self.fail(f"{value!r} is no number of seconds, expected more than 0", param, ctx)
-        return seconds
-
-
-class _Bytes(click.ParamType):
-    """A size of at least a byte, with or without a unit."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        match = re.fullmatch(r"(\d{1,15})\s*(B|KiB|MiB|GiB)?", str(value).strip())
-        unit = {None: 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]] if match else 0
-        size = int(match[1]) << unit if match else 0
-        if not 0 < size < 2**53:
-            self.fail(f"{value!r} is no size, expected bytes, KiB, MiB or GiB, for example 8GiB", param, ctx)
-        return size
-
-
-_COUNT = click.IntRange(min=1, max=1_000_000)
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(__version__, message="%(prog)s %(version)s")
 @click.pass_context
@@ -126,7 +64,7 @@ def cli(ctx: click.Context) -> int:
     return 2
 
 
-@cli.command(cls=_ManyValues)
+@cli.command(cls=ManyValues)
 @click.option(
     "--preset", metavar="NAME", help="A named grid: smoke, cpu, gpu, seed, full. Default: what suits this machine."
 )
@@ -135,7 +73,7 @@ def cli(ctx: click.Context) -> int:
               help="The engine that others are compared with. Default: torch-eager; none compares nothing.")  # fmt: skip
 @click.option("--device", type=click.Choice(("cpu", "cuda")), help="Where. Default: a GPU where one answers.")
 @click.option("--model", "models", multiple=True, metavar="NAME …", help="The models. Default: the preset's.")
-@click.option("--batch-size", "batch_sizes", multiple=True, type=_COUNT, metavar="N …", help="Images per step.")
+@click.option("--batch-size", "batch_sizes", multiple=True, type=COUNT, metavar="N …", help="Images per step.")
 @click.option("--world-size", "world_sizes", multiple=True, type=click.IntRange(1, 4096), metavar="R …",
               help="How many ranks train together, by each engine's DDP. Default: the preset's.")  # fmt: skip
 @click.option("--ddp", is_flag=True, default=None, help="A world size of 1 trains through DDP too: what it costs.")
@@ -144,19 +82,19 @@ def cli(ctx: click.Context) -> int:
               help="What starts ranks, on several machines as well. Default: flowbench, on this one.")  # fmt: skip
 @click.option("--launcher-option", "launcher_options", multiple=True, metavar="WORD …",
               help="An option of the launcher, for example --launcher-option=--host=a,b.")  # fmt: skip
-@click.option("--input-shape", "image_shape", type=_ImageShape(), help="The shape of one image, for example 3x224x224.")
-@click.option("--steps", type=_COUNT, help="Timed steps per process.")
+@click.option("--input-shape", "image_shape", type=ImageShape(), help="The shape of one image, for example 3x224x224.")
+@click.option("--steps", type=COUNT, help="Timed steps per process.")
 @click.option("--warmup", type=click.IntRange(0, 1_000_000), help="Steps before them that are not counted.")
-@click.option("--pairs", type=_COUNT, help="Rounds in which each engine runs once, in a fresh process.")
+@click.option("--pairs", type=COUNT, help="Rounds in which each engine runs once, in a fresh process.")
 @click.option(
     "--threads", type=click.IntRange(1, 10_000), help="CPU threads, the same for all. Default: the cores here."
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Of weights and data. Default: 0.")
-@click.option("--gpu-memory-limit", "gpu_memory_limit_bytes", type=_Bytes(), metavar="SIZE",
+@click.option("--gpu-memory-limit", "gpu_memory_limit_bytes", type=Bytes(), metavar="SIZE",
               help="What an engine's allocator may take of a GPU's memory, such as 8GiB. Default: all.")  # fmt: skip
-@click.option("--timeout", "timeout_s", type=_Seconds(), metavar="SECONDS",
+@click.option("--timeout", "timeout_s", type=Seconds(), metavar="SECONDS",
               help="A process without progress for so long hangs. Default: derived from its steps.")  # fmt: skip
-@click.option("--wall-cap", "wall_cap_s", type=_Seconds(), metavar="SECONDS",
+@click.option("--wall-cap", "wall_cap_s", type=Seconds(), metavar="SECONDS",
               help="Begin no further round after so long.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out"), show_default=True, metavar="DIR",
               help="Where the run document and its reports are written.")  # fmt: skip
@@ -211,49 +149,6 @@ def parse(file: Path) -> None:
         click.echo(f"flowbench: {file}: {warning}", err=True)
 
 
-class _Percent(click.ParamType):
-    """A slowdown: `3%` or `0.03`, as a fraction."""
-
-    name = "percent"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, float):
-            return value
-        try:
-            fraction = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        except ValueError:
-            fraction = -1.0
-        if not 0 < fraction <= 1:
-            self.fail(f"{value!r} is no slowdown, expected a share such as 3% or 0.03, at most 100%", param, ctx)
-        return fraction
-
-
-@cli.command()
-@click.option("--sittings", type=_COUNT, default=20, show_default=True, help="How many the file shall have in the end.")
-@click.option("--slowdown", "slowdowns", multiple=True, type=_Percent(), metavar="SHARE",
-              help="Also a side made slower by so much, such as 3%: is it found? May be given several times.")  # fmt: skip
-@click.option("--load", is_flag=True, help="Start and stop a competing process at random times.")
-@click.option("--preset", metavar="NAME", help="A named grid. Default: what suits this machine.")
-@click.option("--engine", "engines", multiple=True, metavar="NAME", help="The engine. Default: flow-eager.")
-@click.option("--model", "models", multiple=True, metavar="NAME", help="The model. Default: the preset's.")
-@click.option("--batch-size", "batch_sizes", multiple=True, type=_COUNT, metavar="N", help="Images per step.")
-@click.option("--input-shape", "image_shape", type=_ImageShape(), help="The shape of one image.")
-@click.option("--steps", type=_COUNT, help="Timed steps per process.")
-@click.option("--warmup", type=click.IntRange(0, 1_000_000), help="Steps before them that are not counted.")
-@click.option("--pairs", type=_COUNT, help="The most rounds of a sitting, before those that confirm.")
-@click.option("--threads", type=click.IntRange(1, 10_000), help="CPU threads. Default: the cores here.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it is measured.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out/aa.jsonl"), show_default=True,
-              metavar="FILE", help="The sittings, one a line; an existing file is gone on with.")  # fmt: skip
-def aa(sittings: int, slowdowns: tuple[float, ...], load: bool, out: Path, **asked: Any) -> None:
-    """Measure one commit against itself: how often is the verdict wrong, and which changes would be found?"""
-    from flowbench import false_alarms
-    from flowbench.measure.plan import Request
-
-    asked["engines"] = asked["engines"] or ("flow-eager",)
-    say(false_alarms.aa(Request(**asked), sittings, slowdowns, load, out, ("flowbench", *sys.argv[1:])))
-
-
 @cli.command()
 def schema() -> None:
     """Print the JSON schema of the run document."""
@@ -274,6 +169,8 @@ def doctor() -> int:
     return 2 if any(check.level == "bad" for check in checks) else 0
 
 
+cli.add_command(compare)
+cli.add_command(aa)
 cli.add_command(store)
 cli.add_command(history)
 cli.add_command(explain)

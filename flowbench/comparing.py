@@ -49,9 +49,7 @@ def compare(
         return _compare_documents(Path(base), Path(head) if head else None, limits_text, force)
     for given, other in ((base, head), (head, base)):
         if given and Path(given).is_file():
-            raise FlowbenchError(
-                f"{given} is a file and {other!r} is none: give two run documents, or two git refs"
-            )
+            raise FlowbenchError(f"{given} is a file and {other!r} is none: give two run documents, or two git refs")
     return _measure(base, head, request, out, command, limits_text)
 
 

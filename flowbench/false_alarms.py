@@ -26,12 +26,13 @@ from flowbench.measure.plan import NO_REFERENCE, Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.processes import child_environment
 from flowbench.measure.refs import placed_sides
-from flowbench.measure.together import Place, run_comparison
 from flowbench.measure.session import Silent
+from flowbench.measure.together import Place, run_comparison
 from flowbench.record import aa as record
 from flowbench.record import store
 from flowbench.record.noise import NoiseFloor, keep_floor
 from flowbench.record.run import RunDocument
+from flowbench.report.words import counted
 from flowbench.sitting import interruptible
 
 # The competing load: processes that compute, started and stopped after random times within these seconds.
@@ -46,14 +47,14 @@ def aa(
     """Measure until the file `out` has so many sittings, and report; killed or interrupted, it goes on where it was."""
     done = 0
     try:
-        with interruptible(), placed_sides(Path(flowbench.__file__).parent, "HEAD", None) as (base, head):
+        with interruptible(), placed_sides(Path(flowbench.__file__).parent, "HEAD", None) as (_, head):
             # One commit stands for both sides; which of the two folders does not matter, but it must be one.
             document = plan_comparison(
                 replace(request, reference=NO_REFERENCE), command, head.side, head.side, {}, [*_sides(slowdowns)], False
             )
             if len(document.cases) != 1 or len({engine.registered_name for engine in document.engines}) != 1:
                 raise FlowbenchError(
-                    f"{len(document.cases)} cases were asked for, expected one cell: give one --engine, --model and --batch-size"
+                    f"{len(document.cases)} cases were asked for, expected one cell: give one --model and --batch-size"
                 )
             setting = _setting(document, slowdowns, load)
             done = record.begin(out, setting)
@@ -75,9 +76,12 @@ def report(path: Path) -> str:
     setting, sittings = record.read(path)
     unchanged = [evidence(setting, sitting, "head") for sitting in sittings]
     alarms = rate_of(verdicts_of(unchanged), _CHANGED)
+    what = (
+        f"{counted(len(sittings), 'sitting')} of one commit against itself: {setting.engine} {setting.case.label}, "
+        f"{counted(setting.case.threads, 'thread')}, {'with' if setting.load else 'without'} a competing load of its own"
+    )
     lines = [
-        f"{len(sittings)} sittings of one commit against itself: {setting.engine} {setting.case.label},"
-        f" {setting.case.threads} threads, {'with' if setting.load else 'without'} a competing load of its own",
+        what,
         f"false alarms: {alarms.count} of {alarms.sittings} (95 % interval {alarms.low:.1%} to {alarms.high:.1%})",
         f"noise floor: {percent(noise_floor(unchanged))} (95 % of the sittings showed less)",
         f"from pair to pair: {percent(pair_spread(unchanged))} (standard deviation, median sitting)",

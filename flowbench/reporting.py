@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from flowbench.errors import FlowbenchError
+from flowbench.judge.compare import judge_document
 from flowbench.judge.series import Series
 from flowbench.record import store
 from flowbench.record.document import read_document
@@ -24,7 +25,7 @@ def report(
     `store_folder` is a store of runs, whose history of the document's cells the HTML page shows.
     """
     read = read_document(document)
-    comparison = None
+    comparison = judge_document(read) if read.comparison is not None else None
     history = read_history(store_folder) if store_folder else ()
     overrides = read_templates(templates) if templates else {}
     if output is not None:

@@ -13,6 +13,7 @@ from typing import NoReturn
 import click
 
 from flowbench.errors import FlowbenchError, Interrupted
+from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.plan import Request, check_resumable, plan_run, resumed_protocol
 from flowbench.measure.schedule import estimate_s
 from flowbench.measure.session import run_session, whole_rounds
@@ -84,7 +85,7 @@ def exit_status(document: RunDocument) -> int:
     return 0 if whole else 2
 
 
-def write_reports(path: Path, document: RunDocument) -> str:
+def write_reports(path: Path, document: RunDocument, comparison: ComparisonSet | None = None) -> str:
     """Write the reports beside the document at `path`; returns the one for people, with the names of the files."""
     from flowbench.report import grid, render, templating
     from flowbench.report.facts import facts_of
@@ -94,10 +95,10 @@ def write_reports(path: Path, document: RunDocument) -> str:
     written = [path]
     for suffix, form in REPORTS:
         if form not in templating.FORMATS or missing is None:
-            store.write_whole(path.with_suffix(suffix), render(document, form))
+            store.write_whole(path.with_suffix(suffix), render(document, form, comparison=comparison))
             written.append(path.with_suffix(suffix))
     said = [
-        render(document, "console", style=terminal_style()).rstrip("\n"),
+        render(document, "console", comparison=comparison, style=terminal_style()).rstrip("\n"),
         *(["", grid.write(facts_of(document))] if document.preset == "seed" else []),
         "written: " + ", ".join(map(str, written)),
     ]

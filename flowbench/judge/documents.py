@@ -92,8 +92,8 @@ def _subjects(document: RunDocument) -> dict[tuple[Case, str], Cell]:
 
 def _change(base: RunDocument, head: RunDocument, match: Matched) -> Mean | None:
     """The change of the time relative to the reference's, in logarithms; None where a side has no good pair with it."""
-    sides = [_relative_times(document, cell) for document, cell in ((base, match.base), (head, match.head))]
-    return difference_of(*sides) if all(sides) else None
+    ours, theirs = _relative_times(base, match.base), _relative_times(head, match.head)
+    return difference_of(ours, theirs) if ours and theirs else None
 
 
 def _relative_times(document: RunDocument, cell: Cell | None) -> list[float]:
@@ -117,8 +117,9 @@ def _time_of(
     label = label_of(base if match.base else head, match.case)
     bare = Comparison(match.case, match.engine, label, STEP_TIME, Verdict.UNCLEAR, "", tags=("different sittings",))
     if not ours or not theirs:
-        all_samples = [document.samples_of(cell) if cell else () for document, cell in ((base, match.base), (head, match.head))]
-        verdict, reason = missing_verdict(match, *all_samples, "its document has no sample of it")
+        one = base.samples_of(match.base) if match.base else ()
+        other = head.samples_of(match.head) if match.head else ()
+        verdict, reason = missing_verdict(match, one, other, "its document has no sample of it")
         return replace(bare, verdict=verdict, reason=reason)
     verdict, reason = Verdict.UNCLEAR, why_not or "a side has no pair with its reference"
     if mean is not None and why_not is None:
@@ -133,7 +134,9 @@ def _time_of(
         head=statistics.median(process_median(sample.steps_ms) for sample in theirs),
         change=None
         if mean is None
-        else Change(math.exp(mean.mean), None if single else math.exp(mean.low), None if single else math.exp(mean.high)),
+        else Change(
+            math.exp(mean.mean), None if single else math.exp(mean.low), None if single else math.exp(mean.high)
+        ),
         pairs=min(map(len, speeds)),
         margin=Margin(LEAST_MARGIN, "the least one: the noise between sittings is not known"),
         p=None if mean is None else beyond(mean, math.log1p(LEAST_MARGIN)),
@@ -152,7 +155,10 @@ def _verdict(mean: Mean, adjusted: float) -> tuple[Verdict, str]:
         return direction, f"relative to the reference, the interval lies wholly beyond {percent(LEAST_MARGIN)}"
     if -margin <= mean.low and mean.high <= margin:
         return Verdict.SAME, f"relative to the reference, the interval lies within ±{percent(LEAST_MARGIN)}"
-    return Verdict.UNCLEAR, f"relative to the reference, the interval neither lies within ±{percent(LEAST_MARGIN)} nor beyond"
+    return (
+        Verdict.UNCLEAR,
+        f"relative to the reference, the interval neither lies within ±{percent(LEAST_MARGIN)} nor beyond",
+    )
 
 
 def _memory_of(base: RunDocument, head: RunDocument, match: Matched, time: Comparison) -> Iterator[Comparison]:
@@ -160,7 +166,8 @@ def _memory_of(base: RunDocument, head: RunDocument, match: Matched, time: Compa
     ours = [peaks_of(sample) for sample in _good(base, match.base)]
     theirs = [peaks_of(sample) for sample in _good(head, match.head)]
     for quantity in dict.fromkeys(quantity for peaks in (*ours, *theirs) for quantity in peaks):
-        both = [(one[quantity], two[quantity]) for one, two in itertools.product(ours, theirs) if quantity in one and quantity in two]
+        bases = [peaks[quantity] for peaks in ours if quantity in peaks]
+        both = [(one, two[quantity]) for one, two in itertools.product(bases, theirs) if quantity in two]
         if not both or quantity.name == "step time":
             continue
         judged = judge_memory(quantity.name, [one for one, _ in both], [two for _, two in both])

@@ -1,4 +1,4 @@
-"""What many sittings of one commit against itself tell: false alarms, the noise floor, and which changes would have been found."""
+"""What many sittings of one commit against itself tell: false alarms, the noise floor, which changes would be found."""
 
 from __future__ import annotations
 

@@ -52,8 +52,12 @@ def parse_limits(text: str, source: str) -> tuple[Limit, ...]:
         raise FlowbenchError(f"{source}: not TOML: {error}") from None
     unknown = [key for key in tree if key != "limit"]
     if unknown or not isinstance(tree.get("limit", []), list):
-        raise FlowbenchError(f"{source}: unknown key {(unknown or ['limit'])[0]!r}, expected tables [[limit]] and nothing else")
-    return tuple(_limit(table, f"{source}: limit {number}") for number, table in enumerate(tree.get("limit", []), start=1))
+        raise FlowbenchError(
+            f"{source}: unknown key {(unknown or ['limit'])[0]!r}, expected tables [[limit]] and nothing else"
+        )
+    return tuple(
+        _limit(table, f"{source}: limit {number}") for number, table in enumerate(tree.get("limit", []), start=1)
+    )
 
 
 def check_limits(limits: Sequence[Limit], comparison: ComparisonSet, source: str) -> tuple[LimitResult, ...]:
@@ -97,7 +101,7 @@ def _limit(table: Any, where: str) -> Limit:
 
 def _check(limit: Limit, name: str, time: Comparison, comparison: ComparisonSet) -> LimitResult:
     allowed = limit.thresholds[name]
-    measured = max(_measured(name, time, comparison), default=None) if name != "min_relative_speed" else time.head_relative_speed
+    measured = max(_measured(name, time, comparison), default=None)
     unit = " ms" if name == "max_step_ms" else " MiB" if name in _MEMORY else ""
     what = f"{time.label} {time.engine}: {_THRESHOLDS[name]}"
     if measured is None:
@@ -110,7 +114,9 @@ def _check(limit: Limit, name: str, time: Comparison, comparison: ComparisonSet)
 
 def _measured(name: str, time: Comparison, comparison: ComparisonSet) -> Iterator[float]:
     """What a threshold is compared with; of memory, what every rank and GPU has."""
-    if name == "max_slowdown" and time.change is not None:
+    if name == "min_relative_speed" and time.head_relative_speed is not None:
+        yield time.head_relative_speed
+    elif name == "max_slowdown" and time.change is not None:
         yield time.change.ratio - 1
     elif name == "max_step_ms" and time.head is not None:
         yield time.head

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowbench.judge.inference import Mean, beyond, holm, mean_of, sign_flip_p
-from flowbench.judge.stats import CONFIDENCE, positive, process_median
+from flowbench.judge.stats import CONFIDENCE, positive
 from flowbench.judge.verdict import Verdict
 
 LEAST_MARGIN = 0.01

@@ -9,8 +9,8 @@ from flowbench.cell import Case, Cell
 from flowbench.errors import FlowbenchError
 from flowbench.judge.times import LEAST_MARGIN, LEAST_PAIRS
 from flowbench.measure.plan import Request, plan_run
-from flowbench.measure.schedule import estimate_s
 from flowbench.measure.refs import PACKAGE
+from flowbench.measure.schedule import estimate_s
 from flowbench.record.run import Engine, NotMeasured, RunDocument, Side, SidesCompared
 
 ORDER = "in turns"

@@ -1,0 +1,88 @@
+"""What the command line reads beyond click's own kinds of values: shapes, seconds, shares, and several values at once."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+
+class ManyValues(click.Command):
+    """A command without arguments, whose repeatable options also take several values: `--batch-size 4 2 1`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        many = {name for p in self.params if isinstance(p, click.Option) and p.multiple for name in p.opts}
+        spread: list[str] = []
+        option = None
+        for position, word in enumerate(args):
+            if word.startswith("-"):
+                option = word if word in many else None
+            elif option is not None and position > 0 and args[position - 1] != option:
+                spread.append(option)
+            spread.append(word)
+        return super().parse_args(ctx, spread)
+
+
+class ImageShape(click.ParamType):
+    """CxHxW."""
+
+    name = "CxHxW"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d{1,9})[x×,](\d{1,9})[x×,](\d{1,9})", value.strip())
+        shape = tuple(map(int, match.groups())) if match else ()
+        if not shape or 0 in shape:
+            self.fail(f"{value!r} is not three whole numbers from 1, expected CxHxW, for example 3x224x224", param, ctx)
+        return shape
+
+
+class Seconds(click.ParamType):
+    """A finite time above 0."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = -1.0
+        if not 0 < seconds < 1e9:
+            self.fail(f"{value!r} is no number of seconds, expected more than 0", param, ctx)
+        return seconds
+
+
+class Bytes(click.ParamType):
+    """A size of at least a byte, with or without a unit."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        match = re.fullmatch(r"(\d{1,15})\s*(B|KiB|MiB|GiB)?", str(value).strip())
+        unit = {None: 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30}[match[2]] if match else 0
+        size = int(match[1]) << unit if match else 0
+        if not 0 < size < 2**53:
+            self.fail(f"{value!r} is no size, expected bytes, KiB, MiB or GiB, for example 8GiB", param, ctx)
+        return size
+
+
+COUNT = click.IntRange(min=1, max=1_000_000)
+
+
+class Percent(click.ParamType):
+    """A slowdown: `3%` or `0.03`, as a fraction."""
+
+    name = "percent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, float):
+            return value
+        try:
+            fraction = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+        except ValueError:
+            fraction = -1.0
+        if not 0 < fraction <= 1:
+            self.fail(f"{value!r} is no slowdown, expected a share such as 3% or 0.03, at most 100%", param, ctx)
+        return fraction
