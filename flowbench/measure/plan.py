@@ -185,6 +185,8 @@ def _device(preset: Preset, request: Request, machine: Machine) -> Device:
             "device cuda was asked for, but no GPU answers here (nvidia-smi lists none, or CUDA_VISIBLE_DEVICES hides it): "
             "take --device cpu, and a preset for it (smoke, cpu, seed, full)"
         )
+    if device == "cpu" and request.gpu_memory_limit_bytes is not None:
+        raise FlowbenchError("a limit of GPU memory was given, but this runs on the CPU: leave one of the two out")
     return device
 
 

@@ -296,6 +296,10 @@ def _left_out(document: RunDocument, names: dict[str, str], labels: dict[Case, s
     yield from document.not_measured
     if not any(cell.engine == document.reference for cell in document.cells):
         yield NotMeasured("relative speed", "there is no reference in this run, so times only")
+    ranks = [rank for sample in document.samples for rank in sample.ranks]
+    untold = (rank.memory.gpu_uses_how for rank in ranks if not rank.memory.gpu_uses and rank.memory.gpu_uses_how)
+    for how in dict.fromkeys(untold):
+        yield NotMeasured("GPU used (the driver's figure for each process)", how)
 
 
 def _engine_names(document: RunDocument) -> dict[str, str]:

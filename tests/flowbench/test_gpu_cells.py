@@ -19,6 +19,7 @@ from flowbench.record.document import read_document
 from flowbench.record.gpu import GpuUse
 from flowbench.record.run import Machine, RunDocument
 from flowbench.report import render
+from flowbench.report.facts import facts_of
 from flowbench.report.words import details_of
 
 pytestmark = pytest.mark.usefixtures("toys", "gpu_box")
@@ -76,6 +77,11 @@ def test_without_a_gpu_asking_for_one_is_refused_in_one_line(monkeypatch: pytest
     for request in (Request(device="cuda"), Request(preset="gpu")):
         with pytest.raises(FlowbenchError, match=r"no GPU answers here .* take --device cpu"):
             plan_run(request, ("test",))
+
+
+def test_a_limit_of_gpu_memory_is_refused_where_there_is_no_gpu_to_limit() -> None:
+    with pytest.raises(FlowbenchError, match=r"limit of GPU memory was given, but this runs on the CPU"):
+        plan_run(Request(device="cpu", gpu_memory_limit_bytes=2**30), ("test",))
 
 
 def test_an_engine_for_other_devices_is_left_out_by_name() -> None:
@@ -161,6 +167,12 @@ def test_where_the_driver_cannot_be_asked_it_is_said_once(tmp_path: Path, monkey
     document = measured(tmp_path, "toy-gpu", steps=2)
     (finding,) = [finding for finding in document.findings if finding.kind == "GPU not watched"]
     assert finding.message.endswith("are not watched: NVML does not answer: Driver Not Loaded")
+    memory = document.samples[0].ranks[0].memory
+    assert memory.gpu_uses == ()
+    assert memory.gpu_uses_how is not None
+    assert memory.gpu_uses_how.startswith("NVML")
+    (missing,) = [left_out for left_out in facts_of(document).left_out if left_out.what.startswith("GPU used")]
+    assert missing.reason == memory.gpu_uses_how
     assert document.samples[0].gpus == ()
 
 
