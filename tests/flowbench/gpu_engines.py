@@ -67,7 +67,7 @@ class ElsewhereEvents(Gpu):
 
         def step(self, index: int) -> None:
             super().step(index)
-            time.sleep(0.002)
+            time.sleep(0.02)
 
 
 class StaysOnCpu(Gpu):

@@ -96,5 +96,17 @@ def test_events_that_do_not_enclose_the_work_are_refused(simulate) -> None:
         clock.time_by_events(training, range(10))
 
 
+def test_a_host_that_is_held_up_after_a_short_step_is_no_fault_of_the_events(simulate) -> None:
+    training = simulate(host_ms=0.1, device_ms=0.2)
+    late = training.synchronize
+
+    def synchronize() -> None:
+        late()
+        training.simulated.now_ms += 15
+
+    training.synchronize = synchronize
+    assert clock.time_by_events(training, [0]) == pytest.approx([0.2])
+
+
 def test_without_events_a_step_is_timed_by_the_host_with_the_device_synchronised(simulate) -> None:
     assert clock.time_step(simulate(host_ms=1, device_ms=50), 0) == pytest.approx(50)
