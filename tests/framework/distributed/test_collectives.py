@@ -125,3 +125,20 @@ def test_layouts_types_and_groups() -> None:
         2,
     )
     assert said == ["well\n"] * 2
+
+
+def test_ranks_that_wait_leave_the_processor_to_others() -> None:
+    said = run(
+        """
+        dist.init_process_group(timeout=60)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            time.sleep(2)
+        before = time.process_time()
+        dist.all_reduce(flow.ones(3))
+        print(time.process_time() - before)
+        """,
+        2,
+    )
+    # Of two seconds; spinning would take them whole.
+    assert float(said[1]) < 0.5
