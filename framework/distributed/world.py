@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from dataclasses import replace
 
 from framework.device import Device
 from framework.distributed import backends
@@ -18,6 +19,7 @@ DEFAULT_TIMEOUT_S = 600.0
 _LONGEST_TIMEOUT_S = 1e7
 
 _world: World | None = None
+_starts = 0
 
 
 def init_process_group(backend: str | None = None, timeout: float = DEFAULT_TIMEOUT_S) -> None:
@@ -30,7 +32,7 @@ def init_process_group(backend: str | None = None, timeout: float = DEFAULT_TIME
 
     Raises DistributedError where the ranks do not find each other, naming those that did not come.
     """
-    global _world
+    global _world, _starts
     if _world is not None:
         raise DistributedError("init_process_group() was called before; destroy_process_group() comes in between")
     backends.check_name(backend)
@@ -39,6 +41,9 @@ def init_process_group(backend: str | None = None, timeout: float = DEFAULT_TIME
             f"a timeout is a number of seconds above 0 and up to {_LONGEST_TIMEOUT_S:.0f}, not {timeout!r}"
         )
     environment = read_environment(os.environ)
+    # Ranks that start anew must not meet in the store that rank 0 is just giving up.
+    _starts += 1
+    environment = replace(environment, job=f"{environment.job} start={_starts}")
     gpu = choose_device(environment.local_rank)
     store = Store(environment, timeout)
     try:

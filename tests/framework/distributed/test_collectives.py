@@ -142,3 +142,58 @@ def test_ranks_that_wait_leave_the_processor_to_others() -> None:
     )
     # Of two seconds; spinning would take them whole.
     assert float(said[1]) < 0.5
+
+
+def test_a_slow_reader_is_waited_for() -> None:
+    said = run(
+        """
+        from framework.distributed import shm
+        dist.init_process_group(timeout=60)
+        rank = dist.get_rank()
+        values = np.arange(3_000_000, dtype=np.float32)
+        copy = np.copyto
+        class Slow:
+            # NumPy, but a copy begins late: what is to be copied could long be overwritten.
+            def __getattr__(self, name):
+                return getattr(np, name)
+            def copyto(self, target, source):
+                time.sleep(0.02)
+                copy(target, source)
+        if rank == 1:
+            shm.np = Slow()
+        tensor = flow.tensor(values if rank == 0 else np.zeros_like(values))
+        dist.broadcast(tensor, 0)
+        assert np.array_equal(tensor.numpy(), values)
+        tensor = flow.tensor(values + rank)
+        dist.all_reduce(tensor)
+        assert np.array_equal(tensor.numpy(), 2 * values + 1)
+        print("well")
+        """,
+        2,
+    )
+    assert said == ["well\n"] * 2
+
+
+def test_a_process_can_part_and_meet_again() -> None:
+    said = run(
+        """
+        from framework.distributed.world import world
+        held = []
+        for _ in range(3):
+            dist.init_process_group(timeout=60)
+            assert dist.is_initialized()
+            dist.all_reduce(flow.ones(3), async_op=True).wait()
+            dist.all_gather_object(1)
+            dist.broadcast_object(1, 1)
+            dist.barrier()
+            # What was exchanged is not kept.
+            assert [world().store.get(f"world/exchange/{key}") for key in ("1/0", "1/read", "2/value", "2/read")] == [None] * 4
+            dist.destroy_process_group()
+            assert not dist.is_initialized()
+            held.append(len(os.listdir("/proc/self/fd")))
+        assert held[0] == held[1] == held[2], held
+        print("well")
+        """,
+        2,
+    )
+    assert said == ["well\n"] * 2

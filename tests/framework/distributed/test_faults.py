@@ -41,6 +41,41 @@ else:
     assert any("CollectiveTimeoutError" in said[rank] and "within 1.5 s" in said[rank] for rank in (0, 2))
 
 
+def test_who_gives_up_ends_the_others_waiting() -> None:
+    said = run(
+        CATCH
+        + """
+rank = int(os.environ["RANK"])
+dist.init_process_group(timeout=1.5 if rank == 0 else 300)
+dist.barrier()
+if rank == 2:
+    time.sleep(4)
+else:
+    told(lambda: dist.all_reduce(flow.zeros(3)))
+""",
+        3,
+    )
+    assert "ranks 0, 1 came, rank 2 did not within 1.5 s" in said[0]
+    assert "ranks 0, 1 came, rank 2 did not: rank 0 gave up" in said[1]
+
+
+def test_a_rank_that_ended_before_a_groups_first_collective_is_named() -> None:
+    code = (
+        CATCH
+        + """
+dist.init_process_group(timeout=300)
+group = dist.new_group([0, 1])
+if dist.get_rank() == 1:
+    os.kill(os.getpid(), 9)
+told(lambda: dist.barrier(group))
+"""
+    )
+    zero, one = finish(start(code, 2))
+    assert one.status == -signal.SIGKILL
+    assert zero.status == 0, zero.text
+    assert "the first collective of group group 1 on cpu: rank 0 came, rank 1 did not: rank 1 ended" in zero.text
+
+
 def test_different_collectives_are_told_by_name() -> None:
     said = run(
         CATCH

@@ -24,12 +24,19 @@ INIT = "dist.init_process_group(timeout=30)\nrank, size = dist.get_rank(), dist.
 class Launch:
     """One call of the launch module, on a script in a folder of its own."""
 
-    def __init__(self, folder: Path, code: str, *options: str, script_arguments: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        code: str,
+        *options: str,
+        script_arguments: tuple[str, ...] = (),
+        run: tuple[str, ...] = ("-m", "framework.distributed.launch"),
+    ) -> None:
         script = folder / "script.py"
         script.write_text(PRELUDE + dedent(code))
         self.mark = str(folder)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "framework.distributed.launch", *options, str(script), *script_arguments],
+            [sys.executable, *run, *options, str(script), *script_arguments],
             env=environment(**{MARK: self.mark}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -231,7 +238,9 @@ def test_a_second_interrupt_waits_no_longer(tmp_path: Path) -> None:
         time.sleep(1000)
     """
     ready = tmp_path / "ready"
-    launch = Launch(tmp_path, code, "--nproc-per-node", "2", script_arguments=(str(ready),))
+    # Ranks that are given ten minutes to end, so that only the second signal can be what ends them.
+    patient = "import sys; from framework.distributed import launch, rank_processes as r; r.GRACE_S = 600; sys.exit(launch.main())"
+    launch = Launch(tmp_path, code, "--nproc-per-node", "2", script_arguments=(str(ready),), run=("-c", patient))
     for rank in range(2):
         launch.wait_for(Path(f"{ready}{rank}"))
     launch.process.send_signal(signal.SIGINT)
