@@ -107,7 +107,6 @@ def _inside(first: int, step: int, seconds: float) -> int:
     compiler.function = noted
     # Every block a piece of the driver's memory of just its size.
     CachingAllocator._take = lambda self, nbytes, frugal=False: self._whole_segment(max(nbytes, 1))  # type: ignore[method-assign]
-    check.LAYOUTS = ("row-major", "channels-last", "sliced")  # type: ignore[assignment]
     until, count = time.monotonic() + seconds, 0
     for small_rows in (normalization_plans._SMALL_ROWS, 0):
         # Without the one-launch kernels the second time, in half of the time that is left.

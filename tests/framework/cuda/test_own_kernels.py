@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -223,3 +225,13 @@ def test_a_large_view_at_an_odd_address():
     kernels.sum(total, images, axes=(0, 2, 3), keepdims=False)
     expected = values[3 : 3 + 40_000].astype(np.float64).reshape(-1, 8).sum(0)
     assert kernels.to_host(total) == pytest.approx(expected, rel=1e-6, abs=1e-5)
+
+
+def test_the_sanitizers_run_meets_every_kernel_in_its_first_round():
+    from framework.kernels import reference
+    from tests.framework.cuda import sanitize
+
+    assert {("loss.cu", "cross_entropy"), ("normalization.cu", "apply_add_relu_bits")} <= sanitize._all_kernels()
+    wanted = set(reference.TABLE.kernels) - set(sanitize.LEFT_OUT)
+    first_round = [name for name, _, _ in itertools.islice(sanitize._in_turn("", 0, 1), 3 * len(wanted))]
+    assert set(first_round) == wanted
