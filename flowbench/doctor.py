@@ -110,7 +110,7 @@ def gpu_checks(driver: nvml.Driver | str) -> Iterator[Check]:
         yield Check("note", "GPU", f"its clocks and other processes on it cannot be watched: {driver}", nvml.INSTALL)
         return
     for gpu in range(len(driver)):
-        reading, holders = driver.read(gpu), driver.holders(gpu)
+        reading, holders, busy_percent = driver.read(gpu), driver.holders(gpu), driver.busy_percent(gpu)
         figures = [
             f"{figure:.0f} {unit}"
             for figure, unit in (
@@ -128,9 +128,9 @@ def gpu_checks(driver: nvml.Driver | str) -> Iterator[Check]:
             yield Check(
                 "note", f"GPU {gpu}", f"slowed down by {', '.join(reading.slowed_by)}", "cool it, or raise its limit"
             )
-        if holders.processes or (reading.busy_percent or 0) > _BUSY_PERCENT:
+        if holders.processes or (busy_percent or 0) > _BUSY_PERCENT:
             who = ", ".join(f"process {pid}" for pid in sorted(holders.processes)) or "nobody that the driver lists"
-            busy = "" if reading.busy_percent is None else f"; it is busy {reading.busy_percent} % of the time"
+            busy = "" if busy_percent is None else f"; it is busy {busy_percent} % of the time"
             yield Check("note", f"GPU {gpu}", f"others use it: {who}{busy}", "end them, or wait")
 
 

@@ -43,7 +43,6 @@ class Reading:
     memory_clock_mhz: int | None
     temperature_c: int | None
     power_w: float | None
-    busy_percent: int | None
     slowed_by: tuple[str, ...]
 
 
@@ -100,7 +99,6 @@ class Driver:
             memory_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
             temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             power_w=None if power_mw is None else power_mw / 1000,
-            busy_percent=self._busy_percent(handle),
             slowed_by=tuple(reason for bit, reason in SLOWDOWNS.items() if bits & bit),
         )
 
@@ -116,8 +114,9 @@ class Driver:
             {process.pid: process.usedGpuMemory for process in listed}, None if memory is None else int(memory.used)
         )
 
-    def _busy_percent(self, handle: Any) -> int | None:
-        rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates, handle)
+    def busy_percent(self, gpu: int) -> int | None:
+        """In how many of the last moments something ran on GPU `gpu`."""
+        rates = self._ask(self._nvml.nvmlDeviceGetUtilizationRates, self._handles[gpu])
         return None if rates is None else int(rates.gpu)
 
     def _ask(self, question: Callable[..., Any], *about: Any) -> Any:

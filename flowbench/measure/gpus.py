@@ -14,8 +14,8 @@ import psutil
 from flowbench.nvml import Driver, Holders, Reading
 from flowbench.record.gpu import GpuConditions, GpuProcess, Range
 
-# A reading takes the driver's lock for about a millisecond: seldom enough not to show in the steps.
-READ_EVERY_S = 0.5
+# A reading keeps the driver for some milliseconds: seldom enough not to show in the steps.
+READ_EVERY_S = 1.0
 READ_IN = ("warm-up", "barrier", "steps", "end")
 
 # In this share of the readings, or in more, a slowdown is said to have disturbed.
