@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowbench.cell import Case
-from flowbench.judge.verdict import Comparison, ComparisonSet, Verdict
+from flowbench.judge.verdict import Comparison, Verdict
+from flowbench.report.facts import Facts, side_less_name
 
 # From what a reader has to know first to what needs no attention.
 ORDER = (
@@ -26,10 +28,14 @@ SIGNS: Mapping[Verdict, str] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One engine at one case. `memory` are all its memory comparisons, the most telling first; `time` may be missing."""
+    """One engine at one case, `name` is how people are told of it.
+
+    `memory` are all its memory comparisons, the most telling first; `time` may be missing.
+    """
 
     case: Case
     engine: str
+    name: str
     label: str
     time: Comparison | None
     memory: tuple[Comparison, ...]
@@ -81,16 +87,19 @@ class Row:
         return ", ".join(told)
 
 
-def rows_of(changes: ComparisonSet) -> tuple[Row, ...]:
-    """A row per engine and case, what changed first, else in the order of the comparisons."""
+def rows_of(facts: Facts) -> tuple[Row, ...]:
+    """A row per engine and case, what changed first, else in the order of the comparisons; none where nothing is compared."""
+    if facts.changes is None:
+        return ()
+    names = _engine_names(facts)
     groups: dict[tuple[Case, str], list[Comparison]] = {}
-    for comparison in changes.comparisons:
+    for comparison in facts.changes.comparisons:
         groups.setdefault((comparison.case, comparison.engine), []).append(comparison)
     rows = []
     for (case, engine), members in groups.items():
         time = next((one for one in members if one.quantity.unit == "ms"), None)
         memory = sorted((one for one in members if one.quantity.unit == "bytes"), key=_telling)
-        rows.append(Row(case, engine, members[0].label, time, tuple(memory)))
+        rows.append(Row(case, engine, names.get(engine, engine), members[0].label, time, tuple(memory)))
     return tuple(sorted(rows, key=lambda row: _RANK[row.worst]))
 
 
@@ -100,6 +109,13 @@ def anchor(engine: str, case: Case) -> str:
         r"[^a-z0-9]+", "-", f"{engine} {case.model} {'x'.join(map(str, case.input_shape))}".lower()
     ).strip("-")
     return f"cell-{readable[:60]}-{hashlib.sha256(f'{engine}/{case.key}'.encode()).hexdigest()[:10]}"
+
+
+def _engine_names(facts: Facts) -> dict[str, str]:
+    """The display name of each engine without its side, or its own name where several show the same one."""
+    shown = {engine.registered_name: side_less_name(engine) for engine in facts.document.engines}
+    counts = Counter(shown.values())
+    return {name: word if counts[word] == 1 else name for name, word in shown.items()}
 
 
 def _telling(comparison: Comparison) -> tuple[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from flowbench.judge.verdict import Change, ComparisonSet, Verdict
+from flowbench.judge.verdict import Change, Verdict
 from flowbench.record.gpu import FOREIGN_MEMORY
 from flowbench.report.changes import SIGNS, Row, rows_of
 from flowbench.report.facts import Comparison, Facts, Side, telling_memory
@@ -40,7 +40,7 @@ def write(facts: Facts, style: Style | None = None) -> str:
     notes = _cut([spoken(note, one_line) for note in headline.notes], _MOST_NOTES, "notes")
     above = [style.paint(one_line(spoken(headline.verdict, one_line), 300), _TONES[headline.tone]), *notes, ""]
     below = ["", *_below(facts)]
-    table = list(_changes_lines(facts.changes) if facts.changes else _speed_lines(facts))
+    table = list(_changes_lines(facts) if facts.changes else _speed_lines(facts))
     room = MOST_LINES - len(above) - len(below)
     lines = [*above, *_table(table, room, style), *below]
     return style.shown("\n".join(lines)) + "\n"
@@ -100,13 +100,13 @@ def _speed_lines(facts: Facts) -> Iterator[_Line]:
         )
 
 
-def _changes_lines(changes: ComparisonSet) -> Iterator[_Line]:
+def _changes_lines(facts: Facts) -> Iterator[_Line]:
     yield ["", "cell", "verdict", "time, ms", "head / base", "memory, head / base", "relative"], None
-    for row in rows_of(changes):
+    for row in rows_of(facts):
         yield (
             [
                 SIGNS[row.worst],
-                one_line(f"{row.label} {row.engine}", 52),
+                one_line(f"{row.label} {row.name}", 52),
                 row.words,
                 _ends(row.time.base, row.time.head) if row.time else "-",
                 _change(row.time.change if row.time else None),

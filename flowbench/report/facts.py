@@ -317,9 +317,12 @@ def _engine_names(document: RunDocument) -> dict[str, str]:
 
 
 def _display_name(engine: Engine) -> str:
-    if engine.side is None:
-        return engine.display_name
-    return f"{engine.display_name.removesuffix(f'@{engine.side}')} {engine.side}"
+    return side_less_name(engine) if engine.side is None else f"{side_less_name(engine)} {engine.side}"
+
+
+def side_less_name(engine: Engine) -> str:
+    """What an engine is called, whichever side of a comparison it stands for."""
+    return engine.display_name.removesuffix(f"@{engine.side}") if engine.side else engine.display_name
 
 
 def _case_labels(document: RunDocument) -> dict[Case, str]:

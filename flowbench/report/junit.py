@@ -65,7 +65,7 @@ def write(facts: Facts) -> str:
 
 def _tests(facts: Facts) -> Iterator[_Test]:
     if facts.changes is not None:
-        yield from _judged(facts.changes)
+        yield from _judged(facts, facts.changes)
     else:
         for comparison in facts.comparisons:
             side, seconds = comparison.subject, None
@@ -76,13 +76,11 @@ def _tests(facts: Facts) -> Iterator[_Test]:
         yield _Test("not measured", missing.what, None, "skipped", "not measured", missing.reason)
 
 
-def _judged(changes: ComparisonSet) -> Iterator[_Test]:
-    for row in rows_of(changes):
+def _judged(facts: Facts, changes: ComparisonSet) -> Iterator[_Test]:
+    for row in rows_of(facts):
         head = row.time.head if row.time else None
         outcome = _OF_VERDICT.get(row.worst, "passed")
-        yield _Test(
-            row.engine, row.label, None if head is None else head / 1000, outcome, str(row.worst), _message(row)
-        )
+        yield _Test(row.name, row.label, None if head is None else head / 1000, outcome, str(row.worst), _message(row))
     state = _OF_CANARY[changes.canary.state]
     yield _Test("canary", "base against itself", None, state, changes.canary.state, changes.canary.reason)
     for limit in changes.limits:

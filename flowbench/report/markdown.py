@@ -59,7 +59,7 @@ def write(facts: Facts, style: Style | None = None) -> str:
 def view_of(facts: Facts) -> dict[str, Any]:
     """What the template is filled with."""
     headline, memory = headline_of(facts), list(_memory(facts))
-    rows = rows_of(facts.changes) if facts.changes else ()
+    rows = rows_of(facts)
     return {
         "verdict": Ready(spoken(headline.verdict, markdown)),
         "notes": [Ready(spoken(note, markdown)) for note in headline.notes],

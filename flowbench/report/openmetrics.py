@@ -88,7 +88,7 @@ def _of_changes(facts: Facts, gauge: Any) -> Iterator[Any]:
     assert facts.changes is not None
     verdicts = gauge("flowbench_verdict", "1 for what became of a quantity.", labels=(*_OF_CASE, "quantity", "verdict"))
     ratios = gauge("flowbench_change_ratio", "Head's value / base's.", labels=(*_OF_CASE, "quantity", "end"))
-    for row in rows_of(facts.changes):
+    for row in rows_of(facts):
         labels = _labels(row.engine, row.label, row.case)
         for one in (row.time, *row.memory):
             if one is None:

@@ -92,12 +92,12 @@ def _name(text: str) -> str:
 
 def _changed(facts: Facts) -> Iterator[dict[str, Any]]:
     """The rows of what changed, of time and memory, with relative speeds where there is a reference."""
-    for row in rows_of(facts.changes) if facts.changes else ():
+    for row in rows_of(facts):
         if row.changed:
             yield {
                 "id": anchor(row.engine, row.case),
                 "label": row.label,
-                "engine": row.engine,
+                "engine": row.name,
                 "sign": SIGNS[row.worst],
                 "class": _class_of(row.worst),
                 "words": row.words,
@@ -114,7 +114,7 @@ def _class_of(verdict: Verdict) -> str:
 
 
 def _rows(facts: Facts) -> Iterator[dict[str, Any]]:
-    judged = {(row.engine, row.case): row for row in rows_of(facts.changes)} if facts.changes else {}
+    judged = {(row.engine, row.case): row for row in rows_of(facts)}
     earlier = facts.earlier_sides
     colours = colours_of(facts)
     ends = _ends(facts)
