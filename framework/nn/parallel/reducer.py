@@ -28,10 +28,8 @@ class Reducer:
         self.before_first: Callable[[], None] = lambda: None
         self._group = group
         self._as_views = as_views
-        self._place = {
-            id(slot.parameter): (number, slot.name)
-            for number, bucket in enumerate(self.buckets)
-            for slot in bucket.slots
+        self._bucket_of = {
+            id(slot.parameter): number for number, bucket in enumerate(self.buckets) for slot in bucket.slots
         }
         self._removers = [parameter.register_post_accumulate_grad_hook(self._ready) for _, parameter in named]
         if as_views:
@@ -84,20 +82,27 @@ class Reducer:
             after_backward(self._finish)
 
     def _ready(self, parameter: Tensor) -> None:
-        """Backward has made the gradient of a parameter."""
+        """Backward has made the gradient of a parameter: called for each of them in every step."""
         if not self._averages:
             return
-        self._reached(parameter)
-        number, name = self._place[id(parameter)]
-        if id(parameter) in self._seen:
-            raise RuntimeError(
-                f"parameter {name} got a gradient twice in one backward, the second time after the first was sent to the"
-                " other ranks: run a backward that is nested in another under no_sync()"
-            )
-        self._seen.add(id(parameter))
+        if not self._running:
+            self._reached(parameter)
+        key = id(parameter)
+        if key in self._seen:
+            self._refuse(parameter)
+        self._seen.add(key)
+        number = self._bucket_of[key]
         self._missing[number] -= 1
-        while self._sent < len(self.buckets) and not self._missing[self._sent]:
-            self._send_next()
+        if not self._missing[number]:
+            while self._sent < len(self.buckets) and not self._missing[self._sent]:
+                self._send_next()
+
+    def _refuse(self, parameter: Tensor) -> None:
+        (name,) = [slot.name for slot in self._slots() if slot.parameter is parameter]
+        raise RuntimeError(
+            f"parameter {name} got a gradient twice in one backward, the second time after the first was sent to the other"
+            " ranks: run a backward that is nested in another under no_sync()"
+        )
 
     def _send_next(self) -> None:
         if not self._sent:

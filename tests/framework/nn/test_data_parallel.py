@@ -269,6 +269,21 @@ close(gradients(model.module), {n: (parts[0][n] + parts[1][n]) / 2 for n in part
 """)
 
 
+def test_a_backward_inside_another_is_refused_by_name() -> None:
+    on_two_ranks("""
+model = DDP(net(), broadcast_buffers=False)
+first, second = loss_of(model, data(rank)), loss_of(model, data(rank, step=1))
+nested = [second]
+model.module.conv2.weight.register_hook(lambda gradient: nested and nested.pop().backward())
+try:
+    first.backward()
+except RuntimeError as refused:
+    assert "parameter fc." in str(refused) and "got a gradient twice in one backward" in str(refused), refused
+else:
+    raise AssertionError("went through")
+""")
+
+
 def test_uneven_inputs() -> None:
     on_two_ranks("""
 steps = (2, 5)[rank]
