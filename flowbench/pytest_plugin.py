@@ -84,11 +84,13 @@ class Measured:
             "relative_speed": ratio and ratio.geometric_mean,
             "relative_speed_interval": ratio and ratio.interval,
             "steps_ms": [list(sample.steps_ms) for sample in self.samples],
+            "host_ms": [[list(rank.host_ms or ()) for rank in sample.ranks] for sample in self.samples],
             "losses": [[list(rank.losses) for rank in sample.ranks] for sample in self.samples],
             "allocated_peak_bytes": _largest([each.allocated_peak_bytes for each in memory]),
             "reserved_peak_bytes": _largest([each.reserved_peak_bytes for each in memory]),
             "resident_peak_bytes": _largest([each.resident_peak_bytes for each in memory]),
             "resident_above_bytes": _largest([each.resident_above_bytes for each in memory]),
+            "gpu_used_bytes": _largest([each.gpu_used_bytes for each in memory]),
             "run_document": str(self.path),
         }
 

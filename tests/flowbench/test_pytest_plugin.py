@@ -100,6 +100,8 @@ def test_the_table_shows_what_one_sitting_measured(suite: pytest.Pytester) -> No
         assert row["extra_info"]["losses"] == [[[1.0] * 4]] * 2
         assert row["extra_info"]["resident_peak_bytes"] > 0
         assert row["extra_info"]["allocated_peak_bytes"] is None
+        assert row["extra_info"]["gpu_used_bytes"] is None
+        assert row["extra_info"]["host_ms"] == [[[]], [[]]]
     assert rows["slow"]["extra_info"]["relative_speed"] is None
     assert rows["quick"]["extra_info"]["relative_speed"] == pytest.approx(8, rel=0.6)
     low, high = rows["quick"]["extra_info"]["relative_speed_interval"]
