@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from flowbench.judge.verdict import Change, Verdict
-from flowbench.record.gpu import FOREIGN_MEMORY
 from flowbench.report.changes import SIGNS, Row, rows_of
 from flowbench.report.facts import Comparison, Facts, Side, telling_memory
 from flowbench.report.headline import Tone, headline_of, spoken
@@ -55,11 +54,9 @@ def _below(facts: Facts) -> Iterator[str]:
     if facts.left_out:
         yield "Not measured:"
         yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reasons")
-    if facts.document.findings:
+    if facts.findings:
         yield "Disturbed by:"
-        # A fault of an engine comes before what else went on.
-        findings = sorted(facts.document.findings, key=lambda item: item.kind != FOREIGN_MEMORY)
-        yield from _cut([f"  {item.kind}: {item.message}" for item in findings], 2, "findings")
+        yield from _cut([f"  {kind}: {message}" for kind, message in facts.findings], 2, "findings")
     protocol = facts.document.protocol
     wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
     yield from _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")

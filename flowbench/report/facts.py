@@ -14,6 +14,7 @@ from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.series import Series
 from flowbench.judge.stats import Ratio, geometric_mean, process_median
 from flowbench.judge.verdict import ComparisonSet
+from flowbench.record.gpu import FOREIGN_MEMORY
 from flowbench.record.run import Engine, Memory, NotMeasured, RunDocument, Sample
 
 MIB = 1024 * 1024
@@ -127,6 +128,16 @@ class Facts:
     def earlier_sides(self) -> frozenset[str]:
         """The engines of a comparison that are base, or base once more as the canary: head's figures are what is new."""
         return frozenset(engine.name for engine in self.document.engines if engine.side not in (None, "head"))
+
+    @property
+    def findings(self) -> tuple[tuple[str, str], ...]:
+        """What disturbed the measurement, each kind and message once, with how often it was found."""
+        # A process that holds memory on another's GPU is a fault of what is measured: it must not be cut.
+        found = sorted(self.document.findings, key=lambda finding: finding.kind != FOREIGN_MEMORY)
+        counts = Counter((finding.kind, finding.message) for finding in found)
+        return tuple(
+            (kind, f"{message} ({count} times)" if count > 1 else message) for (kind, message), count in counts.items()
+        )
 
     @functools.cached_property
     def has_host_times(self) -> bool:

@@ -104,7 +104,9 @@ def _time_words(times: tuple[Comparison, ...], base: Name) -> Sentence:
         return ("No times to compare with ", base)
     if not others:
         return (f"All {of} as fast as " if len(times) > 1 else "1 cell as fast as ", base)
-    return (f"{_tally(others, len(times))}, {len(same) or 'none'} as fast as ", base)
+    if not same:
+        return (f"{_tally(others, len(times))}: no verdict on time against ", base)
+    return (f"{_tally(others, len(times))}, {len(same)} as fast as ", base)
 
 
 def _memory_words(memory: list[Comparison]) -> str:

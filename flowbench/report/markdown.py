@@ -36,9 +36,7 @@ def write(facts: Facts, style: Style | None = None) -> str:
         text = templates.fill("report.md.j2", view | values | {"label_length": _SHORT_LABEL[shape]})
         return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
 
-    most = max(
-        map(len, (view["judged_rows"], facts.comparisons, view["memory"], facts.left_out, facts.document.findings))
-    )
+    most = max(map(len, (view["judged_rows"], facts.comparisons, view["memory"], facts.left_out, facts.findings)))
     text = filled(most)
     least = len(text) if len(text) <= LONGEST else len(filled(0))
     while len(text) > LONGEST and most and least < LONGEST:

@@ -333,6 +333,12 @@ def situations(documents: dict[str, run.RunDocument], many: run.RunDocument) -> 
             canary=judge.Canary("not measured", "two sittings have none"),
         ),
         "nothing_measured": Situation(documents["nothing_measured"]),
+        "unclear": sitting(
+            [4, 1], {4: (unclear, same), 1: (unclear, same)},
+            findings=tuple(
+                run.Finding("other load", f"other processes used {cores} of 2 cores", None, None) for cores in (1.6, 1.6, 0.3, 1.6)
+            ),
+        ),
         "canary_flagged": sitting([4, 1], {4: (unclear, same), 1: (unclear, same)}, canary=flagged),
         "one_cell": sitting([4], {4: (slower, Verdict.LARGER)}),
         "five_hundred_cells": Situation(many, compared(list(many.cases), {3: (slower, same), 5: (same, Verdict.LARGER)})),
