@@ -139,7 +139,8 @@ class MpiGroup:
                 time.sleep(min(waited / 8, _PAUSE_S))
             if waited > _POST_S and not posted:
                 posted = True
-                self._board.post(self._sequence, self._what)
+                self._board.note(self._sequence, self._what)
+                self._board.post()
             if waited > self._timeout_s:
                 where = self._what if between_two else self._board.missing(self._sequence, self._what)
                 self._fail(f"{where} within {self._timeout_s:g} s", CollectiveTimeoutError)

@@ -107,15 +107,23 @@ class NcclGroup:
             return
         # Destroying waits for the other ranks, if they do the same; where one does not, NCCL is left by force.
         key = f"{self.name}/closing"
+        together = False
         try:
+            self._watchdog.compare()
             self._store.add(key, 1)
             together = self._store.wait_for_count(key, self.size, _CLOSING_S)
-        except DistributedError:
+            # Now all have said what they called.
+            self._watchdog.compare()
+        except CollectiveError:
             together = False
-        if together:
-            self._communicator.destroy()
-        else:
-            self._communicator.abort()
+            raise
+        except DistributedError:
+            together = False  # rank 0 has ended, and the store with it
+        finally:
+            if together:
+                self._communicator.destroy()
+            else:
+                self._communicator.abort()
 
     @contextmanager
     def _call(self, what: str, *, of_all: bool = True) -> Iterator[int]:

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from framework.distributed.groups import Group
 
 _LOOK_S = 0.05
-# A collective that takes longer is noted on the board, and compared with what the others wait in.
-_POST_S = 0.5
+# How often what the ranks called is compared, and for how long after the last call.
 _COMPARE_S = 1.0
+_SETTLE_S = 3.0
+# How long after a rank's end what it took part in may still be under way here.
 _GONE_S = 1.0
 
 
@@ -69,8 +70,7 @@ class Watchdog:
         self._global_ranks = group.ranks
         self._peers = Peers(group.neighbours())
         self._under_way: deque[Flight] = deque()
-        self._posted: Flight | None = None
-        self._compared = 0.0
+        self._busy = self._compared = 0.0
         self._gone_since: float | None = None
         self._work = threading.Event()
         self._stopped = False
@@ -79,8 +79,17 @@ class Watchdog:
 
     def watch(self, flight: Flight) -> None:
         """Takes a collective that was just enqueued."""
+        if flight.sequence is not None:
+            self._board.note(flight.sequence, flight.what)
         self._under_way.append(flight)
         self._work.set()
+
+    def compare(self) -> None:
+        """Raises CollectiveError where the ranks, as far as they have said so on the board, called different collectives."""
+        self._board.post()
+        difference = self._board.difference()
+        if difference is not None:
+            raise CollectiveError(difference)
 
     def stop(self) -> None:
         """Ends the thread."""
@@ -92,8 +101,8 @@ class Watchdog:
     def _look(self) -> None:
         self._prepare()
         while not self._stopped and self.failure is None:
-            if not self._under_way:
-                # Nothing to look at: sleeps until there is.
+            if not self._under_way and time.monotonic() > self._busy + _SETTLE_S:
+                # Nothing to look at, and the others have had time to say what they called: sleeps until there is.
                 self._work.wait()
                 self._work.clear()
                 continue
@@ -109,40 +118,36 @@ class Watchdog:
 
     def _look_once(self) -> None:
         """Raises CollectiveError where a collective will not end, RuntimeError where the device or NCCL says so."""
+        now = time.monotonic()
+        if self._under_way:
+            self._busy = now
         while self._under_way and self._under_way[0].event.has_passed():
             self._under_way.popleft()
+        if now - self._compared > _COMPARE_S:
+            self._compared = now
+            self._compare_if_possible()
         if not self._under_way:
             return
-        flight = self._under_way[0]
-        waited = time.monotonic() - flight.since
         self._communicator.check_async_error()
         gone = self._peers.gone()
         # One that has done its part may end a moment before this rank's event passes.
-        self._gone_since = (self._gone_since or time.monotonic()) if gone else None
-        if self._gone_since is not None and time.monotonic() - self._gone_since > _GONE_S:
+        self._gone_since = (self._gone_since or now) if gone else None
+        if self._gone_since is not None and now - self._gone_since > _GONE_S:
             ended = rank_list([self._global_ranks[rank] for rank in gone])
             raise CollectiveError(f"{self._oldest()}: {ended} ended")
-        if flight.sequence is not None and waited > _POST_S:
-            self._compare(flight)
-        if waited > self._timeout_s:
+        flight = self._under_way[0]
+        if now - flight.since > self._timeout_s:
             raise CollectiveTimeoutError(f"{self._missing(flight)} within {self._timeout_s:g} s")
 
-    def _compare(self, flight: Flight) -> None:
-        """Notes on the board what this rank waits in, and looks whether the others wait in something else."""
-        assert flight.sequence is not None
+    def _compare_if_possible(self) -> None:
         try:
-            if self._posted is not flight:
-                self._posted = flight
-                self._board.post(flight.sequence, flight.what)
-            if time.monotonic() - self._compared > _COMPARE_S:
-                self._compared = time.monotonic()
-                difference = self._board.difference(flight.sequence, flight.what)
-                if difference is not None:
-                    raise CollectiveError(difference)
+            self.compare()
         except CollectiveError:
             raise
         except DistributedError as gone:
-            raise CollectiveError(f"{self._oldest()}: {gone}") from gone
+            # Rank 0 has ended, and the store with it. That matters if something is still under way.
+            if self._under_way:
+                raise CollectiveError(f"{self._oldest()}: {gone}") from gone
 
     def _missing(self, flight: Flight) -> str:
         if flight.sequence is None:

@@ -14,6 +14,7 @@ import framework as flow
 from framework.device import Device, cpu
 from framework.distributed import backends, nccl, staged
 from framework.distributed.backends import Machines
+from framework.distributed.board import Board
 from framework.distributed.errors import CollectiveError, DistributedError
 from framework.distributed.nccl import NcclGroup
 from framework.distributed.staged import StagedGroup
@@ -181,6 +182,19 @@ def test_where_another_rank_does_not_part_nccl_is_left_by_force(bench: Any) -> N
     bench.store.together = False
     group.close()
     assert bench.binding.calls == [("abort",)]
+
+
+def test_at_the_end_the_last_calls_are_compared_too(bench: Any) -> None:
+    group = make(bench)
+    other = Board(bench.store, "g", 1, (4, 6))
+    other.note(1, "all_reduce(float32[5], sum)")
+    other.post()
+    group.all_reduce(array(6), "sum")
+    with pytest.raises(
+        CollectiveError, match=r"rank 4 calls all_reduce\(float32\[6\], sum\); rank 6 calls all_reduce\(float32\[5"
+    ):
+        group.close()
+    assert bench.binding.calls[-1] == ("abort",)
 
 
 def test_two_ranks_on_one_gpu_are_refused_with_the_way_out(bench: Any) -> None:

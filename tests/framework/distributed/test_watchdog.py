@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from framework.distributed import watchdog as module
+from framework.distributed.board import Board
 from framework.distributed.errors import CollectiveError, CollectiveTimeoutError
 from framework.distributed.watchdog import Flight, Watchdog
 
@@ -59,7 +59,7 @@ class Point:
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A watchdog of rank 0 of three, in a hurry; the third is a process that ends by Enter."""
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    for name, value in {"_LOOK_S": 0.005, "_POST_S": 0.02, "_COMPARE_S": 0.02, "_GONE_S": 0.05}.items():
+    for name, value in {"_LOOK_S": 0.005, "_COMPARE_S": 0.02, "_SETTLE_S": 0.3, "_GONE_S": 0.05}.items():
         monkeypatch.setattr(module, name, value)
     store, link = Values(), Link()
     world = SimpleNamespace(timeout_s=0.3, store=store)
@@ -71,8 +71,12 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     other.communicate(b"\n")
 
 
-def post(bench: Any, rank: int, sequence: int, what: str) -> None:
-    bench.store.set(f"g/board/{rank}", json.dumps([sequence, what]).encode())
+def post(bench: Any, rank: int, *calls: tuple[int, str]) -> None:
+    """What another rank has called."""
+    board = Board(bench.store, "g", rank, (0, 4, 7))
+    for sequence, what in calls:
+        board.note(sequence, what)
+    board.post()
 
 
 def failure(bench: Any) -> CollectiveError:
@@ -92,20 +96,31 @@ def test_collectives_that_end_are_let_go(bench: Any) -> None:
 
 
 def test_who_does_not_come_is_named(bench: Any) -> None:
-    post(bench, 1, 3, "all_reduce(float32[2], sum)")
-    post(bench, 2, 2, "barrier()")
-    bench.watchdog.watch(Flight(3, "all_reduce(float32[2], sum)", Point()))
+    post(bench, 1, (1, "barrier()"), (2, "all_reduce(float32[2], sum)"))
+    post(bench, 2, (1, "barrier()"))
+    bench.watchdog.watch(Flight(1, "barrier()", Point(passed=True)))
+    bench.watchdog.watch(Flight(2, "all_reduce(float32[2], sum)", Point()))
     found = failure(bench)
     assert isinstance(found, CollectiveTimeoutError)
-    words = "all_reduce(float32[2], sum), number 3 of group g: ranks 0, 4 came, rank 7 did not within 0.3 s"
+    words = "all_reduce(float32[2], sum), number 2 of group g: ranks 0, 4 came, rank 7 did not within 0.3 s"
     assert str(found) == words
 
 
-def test_different_calls_are_told(bench: Any) -> None:
-    post(bench, 1, 3, "all_reduce(float32[9], sum)")
-    bench.watchdog.watch(Flight(3, "all_reduce(float32[2], sum)", Point()))
+@pytest.mark.parametrize("passed", [False, True])
+def test_different_calls_are_told_whether_they_end_or_not(bench: Any, passed: bool) -> None:
+    bench.watchdog.watch(Flight(1, "all_reduce(float32[2], sum)", Point(passed=passed)))
+    post(bench, 1, (1, "all_reduce(float32[9], sum)"), (2, "barrier()"))
     words = str(failure(bench))
     assert "rank 0 calls all_reduce(float32[2], sum); rank 4 calls all_reduce(float32[9], sum)" in words
+    assert "number 1:" in words
+
+
+def test_a_difference_long_ago_shows(bench: Any) -> None:
+    post(bench, 1, (1, "broadcast(float32[2], from rank 4)"), *[(number, "barrier()") for number in range(2, 100)])
+    for number in range(1, 100):
+        what = "broadcast(float32[2], from rank 0)" if number == 1 else "barrier()"
+        bench.watchdog.watch(Flight(number, what, Point(passed=True)))
+    assert "some time before number 68" in str(failure(bench))
 
 
 def test_what_nccl_finds_is_passed_on(bench: Any) -> None:
@@ -115,7 +130,7 @@ def test_what_nccl_finds_is_passed_on(bench: Any) -> None:
 
 
 def test_between_two_ranks_there_is_nothing_to_compare(bench: Any) -> None:
-    post(bench, 1, 3, "barrier()")
+    post(bench, 1, (3, "barrier()"))
     bench.watchdog.watch(Flight(None, "recv(float32[2]) from rank 4", Point()))
     assert str(failure(bench)) == "recv(float32[2]) from rank 4 of group g: it did not come within 0.3 s"
     assert "g/board/0" not in bench.store.values
