@@ -27,9 +27,16 @@ def reduction(op: str, dtype: DType) -> Callable[[Sequence[np.ndarray], np.ndarr
     bfloat16 is added up in float32 and rounded once.
     """
     ufunc = _UFUNCS[op]
-    if dtype.numpy is None:
-        return lambda parts, out: _reduce_bits(ufunc, op, dtype, parts, out)
-    return lambda parts, out: _reduce(ufunc, op, parts, out)
+
+    def reduce(parts: Sequence[np.ndarray], out: np.ndarray) -> None:
+        # Infinities and what is no number are results like others: whoever trains looks for them in the gradients.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if dtype.numpy is None:
+                _reduce_bits(ufunc, op, dtype, parts, out)
+            else:
+                _reduce(ufunc, op, parts, out)
+
+    return reduce
 
 
 def _reduce(ufunc: np.ufunc, op: str, parts: Sequence[np.ndarray], out: np.ndarray) -> None:

@@ -101,12 +101,13 @@ class Counters:
     def __getitem__(self, index: int) -> int:
         return self._values[index]
 
-    def set(self, index: int, value: int) -> None:
+    def set(self, index: int, value: int, *, wake: bool = True) -> None:
         """Raises a counter, after all that this thread wrote before, and wakes whoever waits for it."""
         if not _ORDERS_STORES:
             _futex(ctypes.addressof(self._fence), _FUTEX_WAKE, 1)
         self._values[index] = value
-        _futex(self._address + index * self.STEP_BYTES, _FUTEX_WAKE, _EVERYONE)
+        if wake:
+            _futex(self._address + index * self.STEP_BYTES, _FUTEX_WAKE, _EVERYONE)
 
     def reaches(self, index: int, value: int, patience_s: float) -> bool:
         """Whether the counter is at least `value`, now or within `patience_s`; sleeps while it waits."""

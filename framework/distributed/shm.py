@@ -211,7 +211,8 @@ class ShmGroup:
         self._what = what
         self._matched = self.size == 1
         write_text(self._segment.bytes[self._layout.text(self.rank, self._sequence) :], f"{self._sequence} {what}")
-        self._counters.set(self._layout.entered(self.rank), self._sequence)
+        # Nobody sleeps until this one is raised: it is looked at to name who came.
+        self._counters.set(self._layout.entered(self.rank), self._sequence, wake=False)
 
     def _raise(self) -> int:
         """This rank's slot of the next step is ready to be read, which begins that step; returns its number."""

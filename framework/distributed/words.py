@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from framework.vm.array import Array
 
 _LONGEST = 150
@@ -9,5 +11,10 @@ _LONGEST = 150
 
 def describe(array: Array) -> str:
     """Its element type and shape, such as `float32[64, 3, 7, 7]`."""
-    shape = ", ".join(map(str, array.shape))
-    return f"{array.dtype.name}[{shape if len(shape) < _LONGEST else shape[:_LONGEST] + ' …'}]"
+    return _describe(array.dtype.name, array.shape)
+
+
+@lru_cache(maxsize=1024)
+def _describe(dtype: str, shape: tuple[int, ...]) -> str:
+    extents = ", ".join(map(str, shape))
+    return f"{dtype}[{extents if len(extents) < _LONGEST else extents[:_LONGEST] + ' …'}]"

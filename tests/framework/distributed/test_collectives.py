@@ -85,6 +85,13 @@ def test_layouts_types_and_groups() -> None:
         dist.all_reduce(mine, "avg")
         assert flow.tensor(mine, dtype=flow.float32).numpy().tolist() == [0.5, 2.0, -0.125]
 
+        # What is no number stays none, and nobody is warned of it.
+        import warnings
+        warnings.simplefilter("error")
+        odd = flow.tensor([float("nan"), 3e38, float("inf")] if rank else [1.0, 3e38, -float("inf")])
+        dist.all_reduce(odd)
+        assert str(odd.numpy().tolist()) == "[nan, inf, nan]"
+
         work = dist.all_reduce(base, async_op=True)
         work.wait()
         assert work.is_completed()
