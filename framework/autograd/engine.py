@@ -13,6 +13,7 @@ from framework.autograd.node import Hook, Node
 from framework.device import Device
 from framework.vm import schedule, scope
 from framework.vm.array import Array
+from framework.vm.scope import here
 from framework.vm.storage import Storage
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> No
     What nodes saved is freed as the walk passes them, unless `retain_graph` is set. Raises RuntimeError where it
     was freed before.
     """
-    outer, outer_callbacks = scope.current, _running.callbacks
+    outer, outer_callbacks = here.frame, _running.callbacks
     callbacks: list[Callable[[], None]] = []
     _running.callbacks = callbacks
     try:
@@ -35,7 +36,8 @@ def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> No
             for callback in callbacks:
                 callback()
     finally:
-        scope.current, _running.callbacks = outer, outer_callbacks
+        here.frame = scope.current = outer
+        _running.callbacks = outer_callbacks
 
 
 def after_backward(callback: Callable[[], None]) -> None:
@@ -172,7 +174,7 @@ def _run(node: Node, grads: _Pending, retain_graph: bool) -> Sequence[Array | No
     if node.freed:
         node.check_not_freed()
     operation = node.operation
-    scope.current = (node.scope, "backward")
+    here.frame = scope.current = (node.scope, "backward")
     if node.hooks or grads.others is not None:
         results = _run_with_hooks(node, grads.by_output())
     else:

@@ -14,6 +14,7 @@ from framework.vm import scope
 from framework.vm.array import Array, overlap_partly
 from framework.vm.machine import machine
 from framework.vm.runtime import Runtime, runtime
+from framework.vm.scope import here
 
 _NUMBERS = (int, float, np.number)
 Gradients = Array | tuple[Array | None, ...] | None
@@ -79,7 +80,7 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
     if device is None:
         raise TypeError(f"{operation.name} needs a tensor; got {', '.join(map(repr, inputs))}")
     recording = wanted and mode.recording
-    outer = scope.current
+    outer = here.frame
     scope.current = (outer, operation.name)
     try:
         kernels = runtime(device)

@@ -14,6 +14,7 @@ from framework.dtype import DType
 from framework.nn.parameter import Parameter
 from framework.tensor import Tensor
 from framework.vm import scope
+from framework.vm.scope import here
 
 
 class Module:
@@ -32,12 +33,12 @@ class Module:
         raise TypeError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outer = scope.current
-        scope.current = (outer, self._name)
+        outer = here.frame
+        here.frame = scope.current = (outer, self._name)
         try:
             return self.forward(*args, **kwargs)
         finally:
-            scope.current = outer
+            here.frame = scope.current = outer
 
     # ---- its parts
 

@@ -10,6 +10,7 @@ from framework.device import Device
 from framework.tensor import Tensor
 from framework.vm import Array, scope
 from framework.vm.runtime import runtime
+from framework.vm.scope import here
 
 
 class SGD:
@@ -55,7 +56,7 @@ class SGD:
 
     def step(self) -> None:
         """Moves every parameter that has a gradient."""
-        outer = scope.current
+        outer = here.frame
         scope.current = (outer, "SGD.step")
         try:
             for (device, first), moved in self._groups().items():

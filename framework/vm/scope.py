@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-Frame = tuple["Frame | None", str]
+import threading
 
 # A linked list rather than a stack: an allocation keeps the frame it was made in at the cost of one reference.
+Frame = tuple["Frame | None", str]
+
+
+class _Here(threading.local):
+    """The modules that a thread is in, or what backward walks there: the next operation's frame stands in this one."""
+
+    frame: Frame | None = None
+
+
+here = _Here()
+
+# What is at work now. Every allocation reads it, so it is one variable for all threads: made anew for each operation from its
+# own thread's frame, it is wrong at most where two threads compute at the same time, and right again with the next operation.
 current: Frame | None = None
 
 
