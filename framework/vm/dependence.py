@@ -29,6 +29,10 @@ class Uses:
         marks = list(self.reads.values())
         return marks if self.write is None else [self.write, *marks]
 
+    def is_joined(self) -> bool:
+        """Whether the first stream, which all others follow, has waited for all of it."""
+        return all(mark.sequence <= mark.stream.joined for mark in self.marks())
+
     def is_over(self) -> bool:
         """Whether the memory can be used by anyone: all is done, or the first stream, which all others follow, waits for it."""
         return all(mark.sequence <= mark.stream.joined or mark.stream.is_done(mark) for mark in self.marks())

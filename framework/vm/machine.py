@@ -219,8 +219,12 @@ def _is_used_elsewhere(operands: tuple) -> bool:
     """Whether another stream than the first used an operand; where they come in tuples, perhaps."""
     for operand in operands:
         if type(operand) is Array:
-            if operand.storage.uses is not None:
-                return True
+            uses = operand.storage.uses
+            if uses is not None:
+                if not uses.is_joined():
+                    return True
+                # Looked at once, not with every instruction to come.
+                operand.storage.uses = None
         elif type(operand) is tuple:
             return True
     return False

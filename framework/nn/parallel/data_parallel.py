@@ -16,7 +16,7 @@ from framework.distributed.world import world
 from framework.nn.module import Module
 from framework.nn.parallel.agreement import check_agreement
 from framework.nn.parallel.buffers import FlatBuffers
-from framework.nn.parallel.join import BUFFERS, GRADIENTS, Join
+from framework.nn.parallel.join import BUFFERS, Join
 from framework.nn.parallel.reducer import Reducer
 from framework.nn.sync_batch_norm import SyncBatchNorm
 from framework.tensor import Tensor
@@ -145,7 +145,7 @@ class DistributedDataParallel(Module):
         self.reducer = Reducer(
             learned, self.group, int(self.bucket_cap_mb * _MB), as_views=self.gradient_as_bucket_view
         )
-        self.reducer.before_first = self._announce_gradients
+        self.reducer.joining = self.joining
 
     def _remake_reducer(self) -> None:
         """Parameters were frozen, unfrozen, moved or converted since: on every rank, or the ranks would wait for ever."""
@@ -156,7 +156,3 @@ class DistributedDataParallel(Module):
     def _read_kinds(self) -> list[tuple[Any, ...]]:
         """What buckets depend on."""
         return [(p.requires_grad, p.array.layout, p.array.storage.device) for p in self._all]
-
-    def _announce_gradients(self) -> None:
-        if self.joining is not None:
-            self.joining.announce(GRADIENTS)

@@ -29,7 +29,7 @@ class Join:
         self._last = -1
 
     def __enter__(self) -> Join:
-        self._parallel.joining = self
+        self._join(self)
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -37,7 +37,10 @@ class Join:
             if error is None:
                 self._follow()
         finally:
-            self._parallel.joining = None
+            self._join(None)
+
+    def _join(self, join: Join | None) -> None:
+        self._parallel.joining = self._parallel.reducer.joining = join
 
     def announce(self, what: int) -> int:
         """Says what this rank does next; returns the rank, of those with data, whose buffers count."""

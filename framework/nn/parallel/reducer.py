@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from framework import distributed
 from framework.autograd.engine import after_backward
 from framework.nn.parallel.bucket import Bucket, Slot, make_buckets
+from framework.nn.parallel.join import GRADIENTS, Join
 from framework.nn.parameter import Parameter
 from framework.tensor import Tensor
 from framework.vm.runtime import runtime
@@ -24,14 +26,16 @@ class Reducer:
         self, named: Sequence[tuple[str, Parameter]], group: distributed.Group, cap_bytes: int, *, as_views: bool
     ) -> None:
         self.buckets = make_buckets(named, cap_bytes)
-        # Called before the first bucket of each backward is sent.
-        self.before_first: Callable[[], None] = lambda: None
+        # What is told before the first bucket of each backward is sent.
+        self.joining: Join | None = None
         self._group = group
         self._as_views = as_views
         self._bucket_of = {
             id(slot.parameter): number for number, bucket in enumerate(self.buckets) for slot in bucket.slots
         }
-        self._removers = [parameter.register_post_accumulate_grad_hook(self._ready) for _, parameter in named]
+        # Weakly, or the parameters would keep the buckets until the garbage collector comes.
+        ready = _weak(self._ready)
+        self._removers = [parameter.register_post_accumulate_grad_hook(ready) for _, parameter in named]
         if as_views:
             for bucket in self.buckets:
                 bucket.give_homes()
@@ -106,7 +110,8 @@ class Reducer:
 
     def _send_next(self) -> None:
         if not self._sent:
-            self.before_first()
+            if self.joining is not None:
+                self.joining.announce(GRADIENTS)
         bucket = self.buckets[self._sent]
         self._unused += bucket.fill(keep_views=self._as_views)
         self._send(bucket)
@@ -144,6 +149,18 @@ class Reducer:
     def _slots(self) -> Iterator[Slot]:
         for bucket in self.buckets:
             yield from bucket.slots
+
+
+def _weak(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """The method, as long as its object lives."""
+    reference = weakref.WeakMethod(method)
+
+    def call(tensor: Tensor) -> None:
+        living = reference()
+        if living is not None:
+            living(tensor)
+
+    return call
 
 
 def _is_used(slot: Slot) -> bool:

@@ -522,3 +522,22 @@ model.zero_grad()
 loss_of(model, data(rank, step=1)).backward()
 assert kept[0].tolist() == before
 """)
+
+
+def test_a_model_that_is_let_go_gives_its_memory_back_at_once() -> None:
+    on_two_ranks("""
+import gc
+gc.collect()
+gc.disable()
+before = flow.cpu.memory_allocated()
+model = DDP(net())
+optimizer = flow.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(2):
+    optimizer.zero_grad()
+    loss = loss_of(model, data(rank, step=step))
+    loss.backward()
+    optimizer.step()
+assert flow.cpu.memory_allocated() > before
+del model, optimizer, loss
+assert flow.cpu.memory_allocated() <= before, (flow.cpu.memory_allocated(), before)
+""")

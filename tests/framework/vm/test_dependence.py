@@ -179,6 +179,20 @@ def test_when_the_first_stream_has_waited_for_all_it_is_as_if_it_were_alone(benc
     assert bench.array().ptr == address  # although "a" itself has not run yet
 
 
+def test_what_was_waited_for_long_ago_costs_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, z = bench.array(), bench.array(), bench.array()
+    bench.issue("a", one, x)
+    bench.issue("first", one, z, x)  # waits; x keeps its last write
+    bench.issue("b", one, y)  # and now there is something else to wait for
+    issued = []
+    in_full = bench.machine._issue
+    monkeypatch.setattr(bench.machine, "_issue", lambda *what: (issued.append(what), in_full(*what)))
+    bench.machine.issuing(one)(z, x)
+    assert not issued
+    bench.machine.issuing(one)(z, y)
+    assert len(issued) == 1
+
+
 def test_working_memory_is_held_until_its_instruction_has_run(bench: Bench) -> None:
     held = []
 
