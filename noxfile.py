@@ -1,4 +1,4 @@
-"""The commands people type: `nox -s bench`, `nox -s tests` and `nox -s lint`, over one environment that they share.
+"""The commands people type: `nox -s bench`, `compare`, `tests` and `lint`, over one environment that they share.
 
 torch is gigabytes, so every session uses `.nox/shared`: made once, and installed into again only when pyproject.toml
 changes. `nox --no-venv -s bench` uses an installed Python as it is, nox's own or the PATH's, and installs nothing.
@@ -40,6 +40,22 @@ def bench(session: nox.Session) -> None:
         "-m",
         "flowbench",
         "run",
+        *session.posargs,
+        external=True,
+        interrupt_timeout=60,
+        terminate_timeout=10,
+    )
+
+
+@nox.session(venv_backend="none")
+def compare(session: nox.Session) -> None:
+    """Measure two git refs, or a ref and the working tree, in one sitting; what follows `--` goes to `flowbench compare`."""
+    python = environment(session, ["torch", "report"], for_machine=True)
+    session.run(
+        python,
+        "-m",
+        "flowbench",
+        "compare",
         *session.posargs,
         external=True,
         interrupt_timeout=60,

@@ -28,6 +28,9 @@ from flowbench.sitting import interruptible, write_reports
 
 LIMITS = "flowbench.toml"
 
+# The repository whose refs are compared: the one this harness is part of.
+REPOSITORY = Path(flowbench.__file__).parent
+
 
 def compare(
     base: str,
@@ -68,7 +71,7 @@ def _measure(
 ) -> tuple[int, str]:
     path = None
     try:
-        with interruptible(), placed_sides(Path(flowbench.__file__).parent, base, head) as (base_side, head_side):
+        with interruptible(), placed_sides(REPOSITORY, base, head) as (base_side, head_side):
             floors = {name: floor.floor for name, floor in read_floors(read_machine()).items()}
             document = plan_comparison(request, command, base_side.side, head_side.side, floors)
             places = {

@@ -38,6 +38,9 @@ from flowbench.sitting import interruptible
 # The competing load: processes that compute, started and stopped after random times within these seconds.
 _LOAD_S = (0.2, 3.0)
 
+# The repository whose working tree is measured: the one this harness is part of.
+REPOSITORY = Path(flowbench.__file__).parent
+
 _CHANGED = (Verdict.SLOWER, Verdict.FASTER)
 
 
@@ -47,7 +50,7 @@ def aa(
     """Measure until the file `out` has so many sittings, and report; killed or interrupted, it goes on where it was."""
     done = 0
     try:
-        with interruptible(), placed_sides(Path(flowbench.__file__).parent, "HEAD", None) as (_, head):
+        with interruptible(), placed_sides(REPOSITORY, "HEAD", None) as (_, head):
             # One commit stands for both sides; which of the two folders does not matter, but it must be one.
             document = plan_comparison(
                 replace(request, reference=NO_REFERENCE), command, head.side, head.side, {}, [*_sides(slowdowns)], False
@@ -56,7 +59,7 @@ def aa(
                 raise FlowbenchError(
                     f"{len(document.cases)} cases were asked for, expected one cell: give one --model and --batch-size"
                 )
-            setting = _setting(document, slowdowns, load)
+            setting = replace(_setting(document, slowdowns, load), git=head.side.git)
             done = record.begin(out, setting)
             places = {"base": Place(head.import_path), "head": Place(head.import_path)}
             places |= {name: Place(head.import_path, slowdown) for name, slowdown in _sides(slowdowns).items()}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import lzma
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,15 +78,15 @@ def add(path: Path, sitting: AaSitting) -> None:
 
 
 def read(path: Path) -> tuple[Setting, tuple[AaSitting, ...]]:
-    """The setting and all whole sittings of a file, which may be compressed (.gz); FlowbenchError where it has none."""
+    """The setting and all whole sittings of a file, which may be compressed (.xz); FlowbenchError where it has none."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         *lines, _half = content.split(b"\n")  # a line without its end was cut by a kill
         setting, *sittings = [json.loads(line) for line in lines]
         return decode(Setting, setting), tuple(decode(AaSitting, line) for line in sittings)
     except OSError as error:
         raise FlowbenchError(f"{path}: {error.strerror or error}, expected sittings of flowbench aa") from None
-    except (CodecError, ValueError, EOFError) as error:
+    except (CodecError, ValueError, lzma.LZMAError) as error:
         raise FlowbenchError(f"{path}: {error}, expected sittings of flowbench aa") from None
 
 

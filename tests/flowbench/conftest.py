@@ -48,6 +48,7 @@ ENGINES = {
     "toy-gpu-context": "gpu_engines:ContextOnFirstGpu",
     "toy-gpu-memory": "gpu_engines:OutOfMemory",
     "toy-no-module": "no_such_module:Engine",
+    "toy-sided": "odd_engines:Sided",
 }
 
 

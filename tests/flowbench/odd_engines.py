@@ -216,3 +216,25 @@ class SecondRankDies(ToyEngine):
 
 class NotInstalled(ToyEngine):
     library = "a_library_that_is_nowhere"
+
+
+class Sided(ToyEngine):
+    """Takes as long, or does as wrong, as the package `framework` says that it imports."""
+
+    library = "framework"
+
+    def build(self, task: Task) -> ToyTraining:
+        import framework
+
+        if task.cell.engine.endswith("@head") and hasattr(framework, "RAISES"):
+            raise ValueError(framework.RAISES)
+
+        class Training(ToyTraining):
+            def step(self, index: int) -> None:
+                super().step(index)
+                time.sleep(framework.SLEEP_S)
+
+            def update(self, gradients: list[np.ndarray]) -> None:
+                super().update([gradient * np.float32(framework.GRADIENT) for gradient in gradients])
+
+        return Training(task)

@@ -1,0 +1,8 @@
+"""Lets the tests beside import what they share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent))

@@ -1,0 +1,209 @@
+"""Whole sittings and pairs of documents judged: every verdict, the canary, memory, and what may never count as good."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sittings import CASE, MACHINE, MIB, SMALL, plain, sitting
+
+from flowbench.judge.compare import is_case_precise, judge_document, to_confirm
+from flowbench.judge.documents import judge_documents
+from flowbench.judge.memory import judge_memory
+from flowbench.judge.verdict import Comparison, ComparisonSet, Verdict
+from flowbench.record.document import document_text, parse_document
+from flowbench.record.run import RunDocument
+
+
+def time_of(comparison: ComparisonSet, case: object = CASE) -> Comparison:
+    return next(time for time in comparison.times if time.case == case)
+
+
+def test_a_sitting_says_what_changed_and_beside_what() -> None:
+    comparison = judge_document(sitting({"head": 1.1}))
+    slower, same = time_of(comparison), time_of(comparison, SMALL)
+    assert (slower.verdict, same.verdict) == (Verdict.SLOWER, Verdict.SAME)
+    assert (slower.base, slower.head) == (100, pytest.approx(110, rel=0.01))
+    assert slower.change is not None
+    assert slower.change.low < 1.1 < slower.change.high
+    assert (slower.pairs, slower.confirmation_pairs, slower.confirmed) == (12, 6, True)
+    assert (slower.base_relative_speed, slower.head_relative_speed) == (
+        pytest.approx(1.2),
+        pytest.approx(1.2 / 1.1, rel=0.01),
+    )
+    assert comparison.canary.state == "clear"
+    assert (comparison.overall.good, comparison.overall.cells) == (2, 2)
+    assert comparison.overall.ratio == pytest.approx(1.1**0.5, rel=0.01)
+    assert comparison.stopping == "all 6 pairs were measured"
+    assert comparison.head.label == "working tree (ffffffffff, with uncommitted changes)"
+    assert comparison.exit_code == 1
+    assert judge_document(sitting()).exit_code == 0
+
+
+def test_verdicts_are_recomputed_from_the_file_alone() -> None:
+    document = sitting({"head": 1.1}, {"head": MIB}, floors={f"flow-eager/{CASE.key}": 0.02})
+    assert judge_document(parse_document(document_text(document))) == judge_document(document)
+
+
+def test_swapping_the_sides_of_a_sitting_mirrors_it() -> None:
+    slower, faster = judge_document(sitting({"head": 1.1})), judge_document(sitting({"head": 1 / 1.1}))
+    assert (time_of(slower).verdict, time_of(faster).verdict) == (Verdict.SLOWER, Verdict.FASTER)
+    assert faster.exit_code == 0
+
+
+def test_what_new_pairs_do_not_confirm_is_unclear() -> None:
+    document = sitting({"head": 1.1}, confirming={"head": 1.0})
+    assert list(to_confirm(document)) == [CASE]
+    time = time_of(judge_document(document))
+    assert (time.verdict, time.confirmed) == (Verdict.UNCLEAR, False)
+    assert judge_document(document).exit_code == 2
+
+
+def test_a_change_below_the_machines_noise_floor_does_not_count() -> None:
+    document = sitting({"head": 1.1}, floors={f"flow-eager/{CASE.key}": 0.2})
+    time = time_of(judge_document(document))
+    assert time.verdict is Verdict.SAME
+    assert time.margin is not None
+    assert "noise floor measured on this machine, 20 %" in time.margin.source
+    assert "has not measured" in str(time_of(judge_document(document), SMALL).margin)
+
+
+def test_a_flagged_canary_makes_everything_unclear() -> None:
+    comparison = judge_document(sitting({"head": 1.1, "canary": 1.1}, {"head": MIB}))
+    assert comparison.canary.state == "flagged"
+    assert {one.verdict for one in comparison.comparisons} == {Verdict.UNCLEAR}
+    assert "it was: slower" in time_of(comparison).reason
+    assert comparison.exit_code == 2
+
+
+@pytest.mark.parametrize("status", ["failed", "void"])
+@pytest.mark.parametrize("side", ["base", "head"])
+def test_a_bad_side_is_named_and_never_good(status: str, side: str) -> None:
+    comparison = judge_document(sitting(spoiled={(side, CASE): status}))
+    time = time_of(comparison)
+    assert time.verdict is Verdict(status)
+    assert time.reason == f"{side}, pair 1: it is {status}"
+    assert (time.base, time.head, time.change) == (None, None, None)
+    assert comparison.memory_of(time) == ()
+    assert (comparison.overall.good, comparison.overall.cells) == (1, 2)
+    assert comparison.exit_code == 2
+
+
+@given(st.sets(st.sampled_from(["base", "head"]), min_size=1), st.sampled_from(["failed", "void", "lacks"]))
+def test_a_lost_or_failed_cell_never_counts_as_good(sides: set[str], how: str) -> None:
+    spoiled = {(side, CASE): how for side in sides} if how != "lacks" else {}
+    lacks = tuple((side, CASE) for side in sides) if how == "lacks" else ()
+    comparison = judge_document(sitting(spoiled=spoiled, lacks=lacks))
+    assert comparison.overall.good == 1
+    assert all(not time.verdict.is_judged for time in comparison.times if time.case == CASE)
+
+
+def test_a_cell_of_one_side_alone_is_lost_or_new() -> None:
+    lost, new = (judge_document(sitting(lacks=((side, CASE),))) for side in ("head", "base"))
+    assert (time_of(lost).verdict, lost.exit_code) == (Verdict.LOST, 2)
+    assert (time_of(new).verdict, new.exit_code) == (Verdict.NEW, 0)
+
+
+def test_nothing_measured_is_no_verdict() -> None:
+    document = dataclasses.replace(sitting(), samples=())
+    comparison = judge_document(document)
+    assert comparison.overall.ratio is None
+    assert {time.verdict for time in comparison.times} == {Verdict.UNCLEAR}
+    assert comparison.canary.state == "not measured"
+    assert comparison.exit_code == 2
+    assert not is_case_precise(document, CASE)
+    with pytest.raises(ValueError, match="ordinary run"):
+        judge_document(plain({"flow-eager": 100.0}))
+
+
+def test_steps_that_drift_are_told() -> None:
+    document = sitting()
+    drifting = tuple(
+        dataclasses.replace(
+            sample, ranks=(dataclasses.replace(sample.ranks[0], steps_ms=tuple(100 + 2.0 * step for step in range(9))),)
+        )
+        if "head" in sample.cell
+        else sample
+        for sample in document.samples
+    )
+    document = dataclasses.replace(document, samples=drifting, protocol=dataclasses.replace(document.protocol, steps=9))
+    (tag,) = time_of(judge_document(document)).tags
+    assert tag.startswith("drift: head's last third of steps takes +11.")
+
+
+def test_memory_of_each_kind_is_compared() -> None:
+    comparison = judge_document(sitting(peaks={"head": MIB}))
+    memory = {one.quantity.name: one for one in comparison.memory_of(time_of(comparison))}
+    assert {name: one.verdict for name, one in memory.items()} == {
+        "peak allocated": Verdict.LARGER, "peak reserved": Verdict.LARGER, "peak resident": Verdict.LARGER,
+    }  # fmt: skip
+    assert memory["peak allocated"].change is not None
+    assert memory["peak allocated"].change.ratio == pytest.approx(1.01)
+    assert comparison.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [
+        ([1000, 1000], [2000, 1513], Verdict.LARGER),
+        ([2000, 1513], [1000, 1000], Verdict.SMALLER),
+        ([1000, 1000], [1512, 488], Verdict.SAME),
+        ([10_000_000] * 2, [10_001_000, 9_999_000], Verdict.SAME),
+        ([1000] * 3, [9000, 9000, 1000], Verdict.UNCLEAR),
+        ([9000] * 3, [1000, 1000, 10_000], Verdict.UNCLEAR),
+    ],
+)
+def test_memory_needs_a_step_in_the_same_direction_in_all_pairs(
+    base: list[int], head: list[int], verdict: Verdict
+) -> None:
+    assert judge_memory("peak allocated", base, head).verdict is verdict
+
+
+def test_documents_are_compared_by_their_references() -> None:
+    base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    twice_as_slow_a_day = plain({"flow-eager": 200.0, "torch-eager": 240.0})
+    assert time_of(judge_documents(base, twice_as_slow_a_day)).verdict is Verdict.SAME
+    slower = judge_documents(base, plain({"flow-eager": 220.0, "torch-eager": 240.0}))
+    assert time_of(slower).verdict is Verdict.SLOWER
+    assert time_of(slower).change.ratio == pytest.approx(1.1, rel=0.01)  # type: ignore[union-attr]
+    assert slower.exit_code == 1
+    assert not slower.interleaved
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        (plain({"flow-eager": 100.0}), "no reference"),
+        (plain({"flow-eager": 100.0, "torch-eager": 120.0}, reference=None), "no reference"),
+        (plain({"flow-eager": 100.0, "torch-eager": 120.0}, pairs=1), "one pair"),
+    ],
+)
+def test_documents_that_share_no_reference_are_not_judged(head: RunDocument, said: str) -> None:
+    time = time_of(judge_documents(plain({"flow-eager": 100.0, "torch-eager": 120.0}), head))
+    assert time.verdict is Verdict.UNCLEAR
+    assert said in time.reason
+
+
+def test_another_version_of_the_reference_is_another_reference() -> None:
+    base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    newer = dataclasses.replace(base, engines=(base.engines[0], dataclasses.replace(base.engines[1], version="2.0")))
+    assert "version 1.0 / 2.0" in time_of(judge_documents(base, newer)).reason
+
+
+def test_documents_of_unlike_machines_are_not_comparable() -> None:
+    base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    other = dataclasses.replace(base, machine=dataclasses.replace(MACHINE, cpu_model="another"))
+    comparison = judge_documents(base, other, force=True)
+    assert comparison.differences == ("cpu_model: AMD EPYC / another",)
+    assert all(one.verdict is Verdict.UNCLEAR and "not comparable" in one.tags for one in comparison.comparisons)
+    assert comparison.exit_code == 2
+
+
+def test_a_cell_missing_in_one_document_is_lost_or_new() -> None:
+    both = plain({"flow-eager": 100.0, "flow-graph": 90.0, "torch-eager": 120.0})
+    one = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    for base, head, verdict in ((both, one, Verdict.LOST), (one, both, Verdict.NEW)):
+        graph = next(time for time in judge_documents(base, head).times if time.engine == "flow-graph")
+        assert graph.verdict is verdict

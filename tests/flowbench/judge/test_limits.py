@@ -1,0 +1,76 @@
+"""Limits: what is checked, as numbers; and what is refused, by name."""
+
+from __future__ import annotations
+
+import pytest
+from sittings import MIB, sitting
+
+from flowbench.errors import FlowbenchError
+from flowbench.judge.compare import judge_document
+from flowbench.judge.limits import check_limits, parse_limits
+from flowbench.judge.verdict import ComparisonSet, LimitResult
+
+
+def checked(text: str, comparison: ComparisonSet | None = None) -> list[LimitResult]:
+    return list(
+        check_limits(parse_limits(text, "limits"), comparison or judge_document(sitting({"head": 1.1})), "limits")
+    )
+
+
+@pytest.mark.parametrize(
+    ("threshold", "kept"),
+    [
+        ("min_relative_speed = 1.0", True), ("min_relative_speed = 1.15", False), ("max_slowdown = 0.11", True),
+        ("max_slowdown = 0.09", False), ("max_step_ms = 112", True), ("max_step_ms = 9", False), ("max_step_ms = 1000", True),
+        ("max_allocated_mib = 100", True), ("max_allocated_mib = 99.9", False), ("max_reserved_mib = 400", True),
+        ("max_resident_mib = 999", False),
+    ],
+)  # fmt: skip
+def test_thresholds_are_compared_as_numbers(threshold: str, kept: bool) -> None:
+    (result,) = checked(f'[[limit]]\ncell = "flow-eager/resnet18/4x*"\n{threshold}\nexit_code = 3\n')
+    assert result.kept is kept
+    assert result.exit_code == (0 if kept else 3)
+    assert threshold.split(" ")[0] in result.line
+    assert result.line.endswith("kept" if kept else "exceeded")
+
+
+def test_a_limit_holds_at_every_cell_it_matches_and_has_the_say_on_the_exit_code() -> None:
+    import dataclasses
+
+    comparison = judge_document(sitting())
+    results = checked('[[limit]]\ncell = "*"\nmax_step_ms = 1\nexit_code = 7', comparison)
+    assert len(results) == 2
+    assert dataclasses.replace(comparison, limits=tuple(results)).exit_code == 7
+    assert checked("", comparison) == []
+
+
+def test_what_was_not_measured_is_not_kept() -> None:
+    comparison = judge_document(
+        sitting(spoiled={("head", case): "failed" for case in {one.case for one in judge_document(sitting()).times}})
+    )
+    (result, _) = checked('[[limit]]\ncell = "*"\nmax_step_ms = 1000', comparison)
+    assert (result.kept, result.exit_code) == (None, 2)
+    (gpu, _) = checked('[[limit]]\ncell = "*"\nmax_gpu_mib = 1', judge_document(sitting(peaks={"head": MIB})))
+    assert "was not measured" in gpu.line
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[[limit]\n", "not TOML"),
+        ("[limits]\n", "unknown key 'limits'"),
+        ('limit = "x"', "unknown key 'limit'"),
+        ("[[limit]]\nmax_step_ms = 1", "its cell is None"),
+        ('[[limit]]\ncell = "*"', "no threshold"),
+        ('[[limit]]\ncell = "*"\nmax_speed = 1', "unknown key 'max_speed'"),
+        ('[[limit]]\ncell = "*"\nmax_step_ms = "92.8"', "max_step_ms is '92.8', expected a number"),
+        ('[[limit]]\ncell = "*"\nmax_step_ms = nan', "expected a number"),
+        ('[[limit]]\ncell = "*"\nmax_step_ms = true', "expected a number"),
+        ('[[limit]]\ncell = "*"\nmax_step_ms = 1\nexit_code = 2', "exit_code is 2"),
+        ('[[limit]]\ncell = "flow-eager/resnet999/*"\nmax_step_ms = 1', "matches no cell"),
+    ],
+)
+def test_what_is_refused_is_named(text: str, said: str) -> None:
+    with pytest.raises(FlowbenchError, match="limits: ") as error:
+        checked(text)
+    assert said in str(error.value)

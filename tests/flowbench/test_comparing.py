@@ -1,0 +1,199 @@
+"""`flowbench compare` with real processes: two commits of a small framework of the tests' own, in one sitting."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flowbench import comparing, false_alarms
+from flowbench.errors import FlowbenchError
+from flowbench.judge.verdict import Verdict
+from flowbench.measure.disturbance import Counters, disturbances, slept_s
+from flowbench.measure.plan import Request
+from flowbench.measure.processes import marked
+from flowbench.measure.session import Silent
+from flowbench.measure.together import Place, TogetherSession, cores_of
+from flowbench.record import aa, store
+from flowbench.record.document import read_document
+from flowbench.record.run import RunDocument
+
+pytestmark = pytest.mark.usefixtures("toys")
+
+REQUEST = Request(
+    engines=("toy-sided",), reference="toy", models=("linear",), image_shape=(3, 4, 4), batch_sizes=(2,), steps=3, warmup=1,
+    pairs=6, threads=1,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def repository_of_a_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    where = tmp_path / "repository"
+    (where / "framework").mkdir(parents=True)
+    subprocess.run(["git", "init", "-q"], cwd=where, check=True)
+    for tag, text in {
+        "quick": "SLEEP_S, GRADIENT = 0.02, 1",
+        "slow": "SLEEP_S, GRADIENT = 0.06, 1",
+        "wrong": "SLEEP_S, GRADIENT = 0.0, 0.9",
+        "raises": "SLEEP_S, GRADIENT, RAISES = 0.0, 1, 'head will not'",
+    }.items():
+        (where / "framework/__init__.py").write_text(text)
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        for command in (["add", "-A"], [*identity, "commit", "-qm", tag], ["tag", tag]):
+            subprocess.run(["git", *command], cwd=where, check=True)
+    for module in (comparing, false_alarms):
+        monkeypatch.setattr(module, "REPOSITORY", where)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return where
+
+
+def compare(tmp_path: Path, base: str, head: str | None, **options: object) -> tuple[int, str, RunDocument]:
+    status, text = comparing.compare(base, head, REQUEST, tmp_path / "out", ("flowbench", "compare"), **options)
+    (path,) = (tmp_path / "out").glob("*.json")
+    document = read_document(path)
+    assert not marked(document.run_id)
+    assert not list((tmp_path / "cache").rglob("framework"))
+    return status, text, document
+
+
+def test_two_commits_in_one_sitting(tmp_path: Path) -> None:
+    status, text, document = compare(tmp_path, "quick", "slow")
+    comparison = comparing.judged(document)
+    (time,) = comparison.times
+    assert (status, time.verdict, time.confirmed) == (1, Verdict.SLOWER, True)
+    assert "slower" in text
+    assert time.base == pytest.approx(20, rel=0.6)
+    assert time.change is not None
+    assert time.change.ratio > 2
+    assert comparison.canary.state == "clear"
+    assert document.comparison is not None
+    commits = [side.git and side.git.commit for side in (document.comparison.base, document.comparison.head)]
+    assert len(set(commits)) == 2
+    assert [document.comparison.base.asked, document.comparison.head.asked] == ["quick", "slow"]
+    rounds = {
+        side: sorted(
+            sample.pair
+            for sample in document.samples
+            if document.engine(document.by_key[sample.cell].engine).side == side
+        )
+        for side in ("base", "head", "canary", None)
+    }
+    assert rounds["base"] == rounds["head"] == list(range(12))
+    assert rounds["canary"] == list(range(6))
+    assert rounds[None] == [0, 1, 2]  # the reference
+    assert document.ending.how == "complete"
+    (path,) = (tmp_path / "out").glob("*.json")
+    again, text = comparing.compare(str(path), None, Request(), tmp_path, ())
+    assert (again, "slower" in text) == (1, True)
+    status, text = comparing.compare(str(path), str(path), Request(), tmp_path, ())
+    assert status in (0, 2)  # same, or too few pairs with the reference to tell
+    assert "slower" not in text
+
+
+@pytest.mark.parametrize(
+    ("head", "verdict", "said"), [("raises", Verdict.FAILED, "head will not"), ("wrong", Verdict.VOID, "loss")]
+)
+def test_a_side_that_fails_or_trains_wrongly_is_tried_once(
+    tmp_path: Path, head: str, verdict: Verdict, said: str
+) -> None:
+    status, text, document = compare(tmp_path, "quick", head)
+    (time,) = comparing.judged(document).times
+    assert (status, time.verdict) == (2, verdict)
+    assert said in time.reason
+    assert said in text
+    assert {sample.pair for sample in document.samples} == {0}
+    assert "a side failed or is void" in comparing.judged(document).stopping
+
+
+def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.toml"
+    limits.write_text('[[limit]]\ncell = "*"\nmax_speed = 1')
+    (tmp_path / "half.json").write_text("{")
+    other = json.dumps({"schema": "another", "schema_version": 1})
+    (tmp_path / "other.json").write_text(other)
+    cases = [
+        (("nowhere", None, REQUEST), {}, "unknown ref 'nowhere'"),
+        (("quick", None, dataclasses.replace(REQUEST, pairs=3)), {}, "expected at least 6"),
+        (("quick", None, dataclasses.replace(REQUEST, engines=("toy",))), {}, "has no base and head"),
+        (("quick", None, REQUEST), {"limits": limits}, "unknown key 'max_speed'"),
+        (("quick", None, REQUEST), {"limits": tmp_path / "none.toml"}, "No such file"),
+        ((str(tmp_path / "half.json"), str(tmp_path / "other.json"), Request()), {}, "half.json"),
+        ((str(tmp_path / "other.json"), None, Request()), {}, "this is another tool's file"),
+        ((str(tmp_path / "other.json"), "quick", Request()), {}, "give two run documents, or two git refs"),
+        ((str(tmp_path / "other.json"), None, REQUEST), {}, "compared as they are"),
+    ]
+    for (base, head, request), options, said in cases:
+        with pytest.raises(FlowbenchError) as error:
+            comparing.compare(base, head, request, tmp_path / "out", (), **options)
+        assert said in str(error.value)
+        assert "\n" not in str(error.value)
+    assert not list(tmp_path.glob("out/*.json"))
+
+
+def test_a_round_that_the_machine_slept_through_is_measured_anew(tmp_path: Path) -> None:
+    from flowbench.measure.plan_comparison import plan_comparison
+    from flowbench.record.run import Side
+
+    document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {}, with_canary=False)
+    readings = iter(
+        [
+            Counters(0, 0, 0, 0, 0, 0),
+            Counters(1, 0, 0, 0, 0, 100),
+            Counters(1, 0, 0, 0, 0, 100),
+            Counters(2, 0, 0, 0, 0, 101),
+        ]
+    )
+    path = store.create(tmp_path / "out", document)
+    session = TogetherSession(
+        path, document, dict.fromkeys(("base", "head"), Place()), Silent(), lambda: next(readings)
+    )
+    session._round(document.cases[0], 0)  # the repository's own framework serves: the toy fails in it, twice
+    assert len(session.document.samples) == len(document.cells)
+    (slept,) = [finding for finding in session.document.findings if finding.kind == "sleep"]
+    assert slept.message == "the machine slept for 99 s in round 1, which was measured anew"
+
+
+def test_clocks_that_part() -> None:
+    before = Counters(10, 0, 0, 0, 0, 10, 1000)
+    assert list(disturbances(before, Counters(20, 0, 0, 0, 0, 20, 1010), 2)) == []
+    asleep = Counters(20, 0, 0, 0, 0, 80, 1070)
+    assert slept_s(before, asleep) == 60
+    assert list(disturbances(before, asleep, 2)) == [("sleep", "the machine slept for 60 s")]
+    ((kind, message),) = disturbances(before, Counters(20, 0, 0, 0, 0, 20, 410), 2)
+    assert (kind, "set by -600 s" in message) == ("clock", True)
+
+
+def test_all_sides_of_a_round_share_its_cores() -> None:
+    from flowbench.cell import Case
+
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 2)
+    assert [cores_of(case, pair, [0, 1, 2, 3, 4]) for pair in range(4)] == [(0, 1), (2, 3), (0, 4), (1, 2)]
+    assert cores_of(case, 0, [0, 1]) == ()
+    assert cores_of(dataclasses.replace(case, device="cuda"), 0, [0, 1, 2, 3]) == ()
+
+
+def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(tmp_path: Path) -> None:
+    from flowbench.record.machine import read_machine
+    from flowbench.record.noise import read_floors
+
+    out = tmp_path / "aa.jsonl"
+    request = dataclasses.replace(REQUEST, reference=None)
+    subprocess.run(["git", "checkout", "-q", "quick"], cwd=false_alarms.REPOSITORY, check=True)
+    text = false_alarms.aa(request, 1, (0.5,), False, out, ())
+    assert "false alarms: 0 of 1" in text
+    assert "+50 % injected: found in 1 of 1" in text
+    whole = out.read_text()
+    setting, (sitting,) = aa.read(out)
+    assert {pair.side for pair in sitting.pairs} == {"base", "head", "head+50%"}
+    out.write_text(whole + whole.splitlines()[1][:1000])  # killed while it wrote the second one
+    assert aa.begin(out, setting) == 1
+    assert out.read_text() == whole
+    assert "false alarms: 0 of 1" in false_alarms.aa(request, 1, (0.5,), False, out, ())
+    (floor,) = read_floors(read_machine()).values()
+    assert (floor.sittings, floor.alarms, floor.cell) == (1, 0, f"toy-sided/{setting.case.key}")
+    with pytest.raises(FlowbenchError, match="another setting \\(slowdowns differ\\)"):
+        false_alarms.aa(request, 2, (0.4,), False, out, ())

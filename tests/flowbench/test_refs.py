@@ -1,0 +1,144 @@
+"""The sides of a comparison from a git repository: what is checked out, what is refused, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flowbench.errors import FlowbenchError
+from flowbench.measure.refs import placed_sides
+
+pytestmark = pytest.mark.usefixtures("cache")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("GIT_CONFIG_COUNT", "1")  # submodules from a folder, which git refuses by default
+    monkeypatch.setenv("GIT_CONFIG_KEY_0", "protocol.file.allow")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_0", "always")
+    return tmp_path / "cache" / "flowbench" / "sides"
+
+
+def git(where: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=where, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def commit(where: Path, name: str, text: str) -> str:
+    (where / name).parent.mkdir(parents=True, exist_ok=True)
+    (where / name).write_text(text)
+    git(where, "add", "-A")
+    git(where, "commit", "-qm", name)
+    return git(where, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Three commits: no framework, one that imports, and one that does not; then a branch back at the good one."""
+    where = tmp_path / "repository"
+    where.mkdir()
+    git(where, "init", "-q", "-b", "main")
+    commit(where, "README", "nothing here")
+    git(where, "tag", "empty")
+    commit(where, "framework/__init__.py", "VALUE = 1")
+    git(where, "tag", "good")
+    commit(where, "framework/__init__.py", "import no_such_module")
+    git(where, "tag", "broken")
+    git(where, "reset", "-q", "--hard", "good")
+    return where
+
+
+def value(import_path: str) -> str:
+    code = "import framework; print(framework.VALUE)"
+    environment = {**os.environ, "PYTHONPATH": import_path}
+    return subprocess.run(
+        ["python3", "-P", "-c", code], env=environment, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_ref_and_the_working_tree_as_it_is_now(repository: Path, cache: Path) -> None:
+    (repository / "framework/__init__.py").write_text("from framework.more import VALUE")
+    (repository / "framework/more.py").write_text("VALUE = 2")  # not even added
+    with placed_sides(repository / "framework", "good", None) as (base, head):
+        (repository / "framework/more.py").write_text("VALUE = 3")  # an edit in the middle of the sitting
+        assert (value(base.import_path), value(head.import_path)) == ("1", "2")
+        assert (base.side.asked, head.side.asked) == ("good", "working tree")
+        assert base.side.git is not None
+        assert head.side.git is not None
+        assert base.side.git.commit == head.side.git.commit == git(repository, "rev-parse", "good")
+        assert (base.side.git.dirty, head.side.git.dirty) == (False, True)
+        assert sorted(path.name for path in Path(head.import_path).iterdir()) == ["framework"]
+    assert list(cache.iterdir()) == []
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(repository: Path, cache: Path) -> None:
+    (cache / "dead").mkdir(parents=True)
+    (cache / "dead" / "lock").touch()
+    with placed_sides(repository, "good", "good") as (base, head):
+        assert (value(base.import_path), value(head.import_path)) == ("1", "1")
+        assert not (cache / "dead").exists()
+        with placed_sides(repository, "good", None):  # two at once leave each other alone
+            assert value(base.import_path) == "1"
+        assert value(base.import_path) == "1"
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "said"),
+    [
+        ("nowhere", None, "unknown ref 'nowhere', expected a branch, tag or commit"),
+        ("good", "nowhere", "unknown ref 'nowhere'"),
+        ("--all", None, "unknown ref '--all'"),
+        ("empty", None, "'empty' has no framework/"),
+        (
+            "good",
+            "broken",
+            "the framework of 'broken' does not import: ModuleNotFoundError: No module named 'no_such_module'",
+        ),
+    ],
+)
+def test_refs_that_cannot_be_measured(repository: Path, cache: Path, base: str, head: str | None, said: str) -> None:
+    with pytest.raises(FlowbenchError) as error, placed_sides(repository, base, head):
+        pass
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(cache.glob("*")) == []
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+def test_a_shallow_clone_is_told_apart(repository: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repository}", "shallow")
+    missing = git(repository, "rev-parse", "empty")
+    with (
+        pytest.raises(FlowbenchError, match="this clone is shallow: git fetch --unshallow"),
+        placed_sides(tmp_path / "shallow", missing, None),
+    ):
+        pass
+
+
+def test_outside_of_a_repository(tmp_path: Path) -> None:
+    with pytest.raises(FlowbenchError, match="is in no git repository"), placed_sides(tmp_path, "main", None):
+        pass
+
+
+def test_a_dirty_submodule_is_refused(repository: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    commit(other, "file", "x")
+    git(repository, "submodule", "--quiet", "add", str(other), "framework/part")
+    git(repository, "commit", "-qm", "a submodule")
+    with placed_sides(repository, "HEAD", None) as (base, _):
+        assert (Path(base.import_path) / "framework/part/file").read_text() == "x"
+    (repository / "framework/part/file").write_text("changed")
+    with (
+        pytest.raises(FlowbenchError, match="submodule 'framework/part' of the working tree has changes of its own"),
+        placed_sides(repository, "HEAD", None),
+    ):
+        pass
