@@ -73,12 +73,13 @@ def table(path: Path) -> str:
     setting, sittings = aa.read(path)
     sides = ("head", *setting.slowdowns)
     titles = ["false alarms", *(f"+{100 * slowdown:g} % found" for slowdown in setting.slowdowns.values())]
+    loads = [sitting.load_average for sitting in sittings]
+    what = (
+        f"{len(sittings)} sittings, {setting.engine} {setting.case.label}, {'with' if setting.load else 'without'} a load of"
+        f" their own; the load average was {min(loads):.1f} to {max(loads):.1f} on {setting.machine.usable_cores} cores."
+    )
     lines = [
-        (
-            f"{len(sittings)} sittings, {setting.engine} {setting.case.label}, {'with' if setting.load else 'without'} a competing"
-            f" load of its own; the load average was {min(s.load_average for s in sittings):.1f} to"
-            f" {max(s.load_average for s in sittings):.1f} on {setting.machine.usable_cores} cores."
-        ),
+        what,
         "",
         "| rule | "
         + " | ".join(f"{title}, {how}" for how in ("same sitting", "stored baseline") for title in titles)
