@@ -15,6 +15,7 @@ from framework.device import Device
 from framework.vm.stream import Mark, Stream
 
 NO_MEMORY = 2  # cudaErrorMemoryAllocation
+TO_DEVICE, TO_HOST = 1, 2  # cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost
 _NOT_READY = 600  # cudaErrorNotReady
 # The driver backs device memory with pages of this size, so less is never saved by asking for less.
 _PAGE_BYTES = 2 * 1024 * 1024
@@ -218,15 +219,28 @@ class CudaStream(Stream):
         """An event behind everything issued so far; hand it to `recycle` when it is needed no more."""
         choose(self.device)
         runtime = api()
-        event = (
-            self._idle_events.pop() if self._idle_events else runtime.eventCreateWithFlags(runtime.eventDisableTiming)
-        )
-        runtime.eventRecord(event, self.pointer)
+        try:
+            event = (
+                self._idle_events.pop()
+                if self._idle_events
+                else runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+            )
+            runtime.eventRecord(event, self.pointer)
+        except runtime.CUDARuntimeError as error:
+            raise translated(error, f"recording an event on {self.device}") from error
         return event
 
     def recycle(self, event: int) -> None:
         """Takes back an event that nobody asks about any more; waits already issued keep what they captured."""
         self._idle_events.append(event)
+
+
+def copy(target: int, source: int, nbytes: int, direction: int, stream: int) -> None:
+    """Issues a copy between pinned memory and the chosen device; `direction` is TO_DEVICE or TO_HOST."""
+    try:
+        api().memcpyAsync(target, source, nbytes, direction, stream)
+    except api().CUDARuntimeError as error:
+        raise translated(error, "a copy between host and device") from error
 
 
 def has_passed(event: int) -> bool:

@@ -96,8 +96,7 @@ class CudaRuntime(Runtime):
 def copy_from_pinned(out: Array, a: Array) -> None:
     """out, on a CUDA device, = a, which lies in pinned memory and in the same order."""
     if out.nbytes:
-        runtime, device = cuda.api(), out.storage.device
-        runtime.memcpyAsync(out.ptr, a.ptr, out.nbytes, runtime.memcpyHostToDevice, cuda.stream_pointer(device))
+        cuda.copy(out.ptr, a.ptr, out.nbytes, cuda.TO_DEVICE, cuda.stream_pointer(out.storage.device))
 
 
 class Staging:
@@ -111,21 +110,17 @@ class Staging:
 
     def send(self, target: int, source: np.ndarray) -> None:
         """Copies a C-contiguous array to the device's address `target`."""
-        runtime = cuda.api()
         flat = source.reshape(-1).view(np.uint8)
         with self._lock:
             for start in range(0, flat.size, _PIECE_BYTES):
                 piece = self._take()
                 part = flat[start : start + _PIECE_BYTES]
                 piece.buffer[: part.size] = part
-                runtime.memcpyAsync(
-                    target + start, piece.ptr, part.size, runtime.memcpyHostToDevice, self.stream.pointer
-                )
+                cuda.copy(target + start, piece.ptr, part.size, cuda.TO_DEVICE, self.stream.pointer)
                 piece.event = self.stream.record()
 
     def receive(self, target: np.ndarray, source: int) -> None:
         """Copies from the device's address `source` into a C-contiguous array, and waits for it."""
-        runtime = cuda.api()
         flat = target.reshape(-1).view(np.uint8)
         with self._lock:
             under_way: list[tuple[_Piece, np.ndarray]] = []
@@ -134,9 +129,7 @@ class Staging:
                     self._land(*under_way.pop(0))
                 piece = self._take()
                 part = flat[start : start + _PIECE_BYTES]
-                runtime.memcpyAsync(
-                    piece.ptr, source + start, part.size, runtime.memcpyDeviceToHost, self.stream.pointer
-                )
+                cuda.copy(piece.ptr, source + start, part.size, cuda.TO_HOST, self.stream.pointer)
                 piece.event = self.stream.record()
                 under_way.append((piece, part))
             for piece, part in under_way:

@@ -30,7 +30,6 @@ class FakeCudaApi:
 
     CUDARuntimeError = FakeError
     eventDefault, eventDisableTiming, hostAllocPortable, streamNonBlocking = 0, 2, 1, 1
-    memcpyHostToDevice, memcpyDeviceToHost = 1, 2
 
     def __init__(self, count_: int = 2) -> None:
         self.count = count_

@@ -99,6 +99,17 @@ def test_a_fault_is_told_where_it_is_noticed_with_the_way_to_its_cause(fake_cuda
     fake_cuda.failure = None
 
 
+@pytest.mark.parametrize("call", ["memcpyAsync", "eventRecord", "eventSynchronize"])
+def test_after_a_fault_every_copy_tells_the_way_to_its_cause(fake_cuda, monkeypatch, call: str) -> None:
+    there = flow.tensor([1.0]).to("cuda")
+    monkeypatch.setattr(
+        fake_cuda, call, _refusing(fake_cuda.CUDARuntimeError(700, "cudaErrorIllegalAddress: an illegal memory access"))
+    )
+    with pytest.raises(flow.cuda.CudaError, match=r"failed: cudaErrorIllegalAddress.*launch_blocking") as told:
+        there.tolist()
+    assert "\n" not in str(told.value)
+
+
 def test_waiting_for_each_instruction_names_the_one_that_failed(fake_cuda, monkeypatch) -> None:
     source = flow.tensor([1.0, 2.0]).pin_memory()
     monkeypatch.setattr(loss, "raise_for_bad_target", lambda device: None)
