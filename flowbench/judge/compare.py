@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from flowbench.cell import Case, Cell
 from flowbench.judge.inference import mean_of
-from flowbench.judge.memory import judge_memory, peaks_of
+from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.stats import geometric_mean, process_median
 from flowbench.judge.times import LEVEL, Evidence, Judgement, is_precise, judge_times, pair_log_ratio, percent
 from flowbench.judge.verdict import (
@@ -197,7 +197,7 @@ def _time_of(document: RunDocument, match: Matched, judged: Judgement | None) ->
 def _memory_of(match: Matched, time: Comparison) -> Iterator[Comparison]:
     peaks = [(peaks_of(base), peaks_of(head)) for base, head in match.pairs]
     for quantity in dict.fromkeys(quantity for pair in peaks for side in pair for quantity in side):
-        both = [(base[quantity], head[quantity]) for base, head in peaks if quantity in base and quantity in head]
+        both = [sizes for base, head in peaks if (sizes := both_peaks(quantity, base, head)) is not None]
         bare = Comparison(match.case, match.engine, time.label, quantity, Verdict.UNCLEAR, "")
         if not both or quantity.name == "step time":
             one_sided = Verdict.NEW if any(quantity in head for _, head in peaks) else Verdict.LOST

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from flowbench.cell import Case, Cell
 from flowbench.judge.compare import STEP_TIME, Matched, label_of, missing_verdict, overall_of
 from flowbench.judge.inference import Mean, beyond, difference_of, holm, mean_of
-from flowbench.judge.memory import judge_memory, peaks_of
+from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import matched_samples
 from flowbench.judge.stats import process_median
 from flowbench.judge.times import LEAST_MARGIN, LEVEL, pair_log_ratio, percent
@@ -166,8 +166,8 @@ def _memory_of(base: RunDocument, head: RunDocument, match: Matched, time: Compa
     ours = [peaks_of(sample) for sample in _good(base, match.base)]
     theirs = [peaks_of(sample) for sample in _good(head, match.head)]
     for quantity in dict.fromkeys(quantity for peaks in (*ours, *theirs) for quantity in peaks):
-        bases = [peaks[quantity] for peaks in ours if quantity in peaks]
-        both = [(one, two[quantity]) for one, two in itertools.product(bases, theirs) if quantity in two]
+        pairs = itertools.product(ours, theirs)
+        both = [sizes for one, two in pairs if (sizes := both_peaks(quantity, one, two)) is not None]
         if not both or quantity.name == "step time":
             continue
         judged = judge_memory(quantity.name, [one for one, _ in both], [two for _, two in both])

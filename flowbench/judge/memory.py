@@ -45,6 +45,20 @@ def peaks_of(sample: Sample) -> dict[Quantity, int]:
     }
 
 
+def both_peaks(
+    quantity: Quantity, one: Mapping[Quantity, int], other: Mapping[Quantity, int]
+) -> tuple[int, int] | None:
+    """The peaks of two samples, None where one does not tell. What the driver does not list on a GPU that a rank held is 0."""
+    sizes = []
+    for peaks in (one, other):
+        on_gpu = quantity.name == "peak on the GPU" and any(
+            (known.name, known.rank) == (quantity.name, quantity.rank) for known in peaks
+        )
+        sizes.append(peaks.get(quantity, 0 if on_gpu else None))
+    ours, theirs = sizes
+    return None if ours is None or theirs is None else (ours, theirs)
+
+
 def judge_memory(kind: MemoryKind, base_bytes: Sequence[int], head_bytes: Sequence[int]) -> MemoryJudgement:
     """The judgement of one kind of peak, measured in pairs; ValueError where there are none.
 
@@ -80,4 +94,6 @@ def _peaks(memory: Memory) -> Iterator[tuple[MemoryKind, int | None, int]]:
         yield "peak allocated", None, memory.allocated_peak_bytes
     if memory.reserved_peak_bytes is not None:
         yield "peak reserved", None, memory.reserved_peak_bytes
+    for use in memory.gpu_uses:
+        yield "peak on the GPU", use.gpu, use.held_bytes
     yield "peak resident", None, memory.resident_peak_bytes

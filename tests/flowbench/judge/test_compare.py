@@ -14,7 +14,8 @@ from flowbench.judge.documents import judge_documents
 from flowbench.judge.memory import judge_memory
 from flowbench.judge.verdict import Comparison, ComparisonSet, Verdict
 from flowbench.record.document import document_text, parse_document
-from flowbench.record.run import RunDocument
+from flowbench.record.gpu import GpuUse
+from flowbench.record.run import RunDocument, Sample
 
 
 def time_of(comparison: ComparisonSet, case: object = CASE) -> Comparison:
@@ -141,6 +142,25 @@ def test_memory_of_each_kind_is_compared() -> None:
     }  # fmt: skip
     assert memory["peak allocated"].change is not None
     assert memory["peak allocated"].change.ratio == pytest.approx(1.01)
+    assert comparison.exit_code == 1
+
+
+def test_a_context_on_a_gpu_where_a_rank_has_nothing_to_do_is_larger() -> None:
+    document = sitting()
+
+    def with_uses(sample: Sample) -> Sample:
+        uses = (GpuUse(1, 900 * MIB), *([GpuUse(0, 300 * MIB)] if "head" in sample.cell else []))
+        rank = sample.ranks[0]
+        return dataclasses.replace(
+            sample, ranks=(dataclasses.replace(rank, memory=dataclasses.replace(rank.memory, gpu_uses=uses)),)
+        )
+
+    comparison = judge_document(dataclasses.replace(document, samples=tuple(map(with_uses, document.samples))))
+    on_gpus = {
+        one.quantity.gpu: one for one in comparison.memory_of(time_of(comparison)) if one.quantity.gpu is not None
+    }
+    assert (on_gpus[0].verdict, on_gpus[0].base, on_gpus[0].head) == (Verdict.LARGER, 0, 300 * MIB)
+    assert on_gpus[1].verdict is Verdict.SAME
     assert comparison.exit_code == 1
 
 
