@@ -75,6 +75,7 @@ def lint(session: nox.Session) -> None:
     """Check style, types, the rules between rooms and the workflows; needs no network and no torch."""
     python = environment(session, ["dev"])
     workflows = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(".github/workflows/*.yml"))]
+    actions = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(".github/actions/*/action.yml"))]
     tool = Path(python).parent
     for command in (
         [python, "-m", "ruff", "check", "."],
@@ -82,8 +83,9 @@ def lint(session: nox.Session) -> None:
         [python, "-m", "mypy"],
         # Its cache does not notice that a folder became a package.
         [str(tool / "lint-imports"), "--no-cache"],
-        [str(tool / "zizmor"), "--offline", "--quiet", "--persona=pedantic", *workflows],
+        [str(tool / "zizmor"), "--offline", "--quiet", "--persona=pedantic", *workflows, *actions],
         [python, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *workflows],
+        [python, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-actions", *actions],
     ):
         session.run(*command, external=True)
 

@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 import click
 
 from flowbench import __version__
-from flowbench.cli_compare import aa, compare
+from flowbench.cli_compare import aa, bisect, compare
+from flowbench.cli_github import comment, dispatch
 from flowbench.cli_store import explain, history, store
 from flowbench.cli_types import COUNT, Bytes, ImageShape, ManyValues, Seconds
 from flowbench.errors import FlowbenchError, Interrupted
@@ -170,10 +171,13 @@ def doctor() -> int:
 
 
 cli.add_command(compare)
+cli.add_command(bisect)
 cli.add_command(aa)
 cli.add_command(store)
 cli.add_command(history)
 cli.add_command(explain)
+cli.add_command(comment)
+cli.add_command(dispatch)
 
 
 def _check_working_directory() -> None:

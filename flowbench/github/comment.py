@@ -1,0 +1,46 @@
+"""The text of the comment: its marker, what it can be trusted with, and the report with its verdict computed anew."""
+
+from __future__ import annotations
+
+import re
+
+from flowbench.github.trust import Subject
+from flowbench.judge.compare import judge_document
+from flowbench.judge.verdict import ComparisonSet
+from flowbench.record.run import RunDocument
+from flowbench.report import render
+
+MOST_CHARACTERS = 65_000  # GitHub refuses from 65,536 on
+_MARKER = re.compile(r"<!-- flowbench run=(\d{1,20}) -->\n")
+_TRUST = "<sub>Measured by code of this pull request, which can fake its own numbers; the verdict was computed from them.</sub>"
+
+
+def text_of(subject: Subject, document: RunDocument) -> str:
+    """The comment for `document`, judged here; the artifact's own words of a verdict are not asked for."""
+    head = [f"<!-- flowbench run={subject.run_id} -->\n"]
+    if subject.is_stale:
+        head.append(
+            f"**Stale:** measured at {subject.commit[:10]}; the pull request stands at {subject.head[:10]} since.\n\n"
+        )
+    tail = f"\n{_TRUST}\n"
+    body = _report(document)
+    room = MOST_CHARACTERS - len("".join(head)) - len(tail)
+    if len(body) > room:
+        cut = "\n\n… cut here: the report is longer than a comment may be.\n"
+        body = body[: room - len(cut)] + cut
+    return "".join(head) + body.rstrip("\n") + "\n" + tail
+
+
+def run_of(body: str) -> int | None:
+    """The run that wrote a comment; None where it is no comment of ours."""
+    match = _MARKER.match(body.replace("\r\n", "\n"))
+    return int(match[1]) if match else None
+
+
+def judged(document: RunDocument) -> ComparisonSet | None:
+    """The verdicts of a document of two sides, from its samples alone; None for one of a single side."""
+    return judge_document(document) if document.comparison is not None else None
+
+
+def _report(document: RunDocument) -> str:
+    return render(document, "markdown", comparison=judged(document))

@@ -1,0 +1,85 @@
+"""A run document that compares two sides, its artifact, and a server that behaves like GitHub."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from flowbench.cell import Case, Cell
+from flowbench.record import run
+from flowbench.record.document import document_text
+
+pytest.importorskip("github")
+
+SHA = "a" * 40
+CASE = Case("resnet50", (4, 3, 224, 224), "float32", "eager", 1, False, True, True, 2)
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+fake_github = _load("fake_github")
+
+
+def make_document(commit: str = SHA) -> run.RunDocument:
+    """An ordinary run of one engine at `commit`, in two pairs."""
+    cell = Cell.of(CASE, "flow-eager")
+    rank = run.RankSample(0, 2, "cpu", (), (500.0,), (6.9,), run.Memory(None, None, 2**30, 2**28))
+    return run.RunDocument(
+        run_id="20261129-100000-abcd",
+        created="2026-11-29T10:00:00+00:00",
+        flowbench_version="0.1.0",
+        command=("flowbench", "run"),
+        preset="cpu",
+        reference=None,
+        engines=(run.Engine("flow-eager", "Flow", "framework", "0.1.0"),),
+        protocol=run.Protocol(1, 0, 2, 2, "mirrored", 0, 0.01, 0.9, 1e-4, None, None),
+        git=run.Git(commit, "topic", False),
+        machine=run.Machine("AMD EPYC", "x86_64", 2, 2, 2, 2**34, (), None, "Linux 6", "CPython 3.11"),
+        versions={"numpy": "2.0"},
+        cells=(cell,),
+        samples=tuple(run.Sample(cell.key, pair, 0, "2026", 1.0, "ok", None, None, (rank,)) for pair in range(2)),
+        findings=(),
+        not_measured=(),
+        ending=run.Ending("complete", None, None),
+    )
+
+
+@pytest.fixture
+def document() -> run.RunDocument:
+    return make_document()
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the artifact of a document, as GitHub zips it."""
+
+    def write(document: run.RunDocument | None = None, name: str = "artifact.zip", **changes: object) -> Path:
+        path = tmp_path / name
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("run.json", document_text(replace(document or make_document(), **changes)))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def github() -> Iterator[object]:
+    """The server, with pull request 12 of a fork at SHA, and run 77 of it."""
+    with fake_github.serving() as server:
+        server.add_pull(12, SHA)
+        server.add_run(77, SHA)
+        yield server
