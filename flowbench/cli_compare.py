@@ -78,3 +78,28 @@ def aa(sittings: int, slowdowns: tuple[float, ...], load: bool, out: Path, **ask
 
     asked["engines"] = asked["engines"] or ("flow-eager",)
     say(false_alarms.aa(Request(**asked), sittings, slowdowns, load, out, ("flowbench", *sys.argv[1:])))
+
+
+@click.command(cls=ManyValues)
+@click.argument("good")
+@click.argument("bad")
+@click.option("--cell", "pattern", required=True, metavar="PATTERN",
+              help="The one cell to measure: a part of its label or key, or * and ? as in a shell.")  # fmt: skip
+@click.option("--what", type=click.Choice(["any", "time", "memory"]), default="any", show_default=True,
+              help="What became worse; the worst of it at BAD is followed.")  # fmt: skip
+@_measuring
+@click.option("--engine", "engines", multiple=True, metavar="NAME …", help="Engines of this repository.")
+@click.option("--wall-cap", "wall_cap_s", type=Seconds(), metavar="SECONDS", help="For each commit.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out"), show_default=True, metavar="DIR",
+              help="Where each commit's run document is written.")  # fmt: skip
+def bisect(good: str, bad: str, pattern: str, what: Any, out: Path, **asked: Any) -> None:
+    """Find the commit between GOOD and BAD that made a cell slower or larger.
+
+    Each commit is compared with GOOD in a sitting of its own; what is unclear is measured again, then skipped. Your
+    checkout is left as it is.
+    """
+    from flowbench import bisect_command
+    from flowbench.measure.plan import Request
+
+    command = ("flowbench", *sys.argv[1:])
+    say(bisect_command.search(good, bad, pattern, what, Request(**asked), out, command))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 import flowbench
+from flowbench import explaining
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document
 from flowbench.judge.documents import judge_documents
@@ -16,6 +17,7 @@ from flowbench.judge.limits import check_limits, parse_limits
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
+from flowbench.measure.profiling import job_of, profile_cells
 from flowbench.measure.refs import placed_sides
 from flowbench.measure.together import Place, run_comparison
 from flowbench.progress import ProgressDisplay
@@ -24,6 +26,7 @@ from flowbench.record.document import read_document
 from flowbench.record.machine import read_machine
 from flowbench.record.noise import read_floors
 from flowbench.record.run import RunDocument
+from flowbench.report.words import counted
 from flowbench.sitting import interruptible, write_reports
 
 LIMITS = "flowbench.toml"
@@ -53,7 +56,10 @@ def compare(
     for given, other in ((base, head), (head, base)):
         if given and Path(given).is_file():
             raise FlowbenchError(f"{given} is a file and {other!r} is none: give two run documents, or two git refs")
-    return _measure(base, head, request, out, command, limits_text)
+    path, document = measured(base, head, request, out, command)
+    comparison = judged(document, limits_text)
+    text = write_reports(path, document, comparison)
+    return comparison.exit_code, "\n".join([text, *explaining.changes(document)])
 
 
 def judged(document: RunDocument, limits_text: tuple[str, str] | None = None) -> ComparisonSet:
@@ -61,14 +67,10 @@ def judged(document: RunDocument, limits_text: tuple[str, str] | None = None) ->
     return _limited(judge_document(document), limits_text)
 
 
-def _measure(
-    base: str,
-    head: str | None,
-    request: Request,
-    out: Path,
-    command: Sequence[str],
-    limits_text: tuple[str, str] | None,
-) -> tuple[int, str]:
+def measured(
+    base: str, head: str | None, request: Request, out: Path, command: Sequence[str]
+) -> tuple[Path, RunDocument]:
+    """Measure both sides in one sitting, and profile what is worse; returns the document and where it is kept."""
     path = None
     try:
         with interruptible(), placed_sides(REPOSITORY, base, head) as (base_side, head_side):
@@ -83,12 +85,28 @@ def _measure(
             click.echo(f"run document: {path}", err=True)
             with ProgressDisplay(document) as display:
                 document = run_comparison(path, document, places, display)
+            return path, _profiled(path, document, places)
     except KeyboardInterrupt:
         if path is None:
             raise Interrupted("interrupted before anything was measured") from None
         raise Interrupted(f"interrupted; what was measured until then is judged by: flowbench compare {path}") from None
-    comparison = judged(document, limits_text)
-    return comparison.exit_code, write_reports(path, document, comparison)
+
+
+def _profiled(path: Path, document: RunDocument, places: Mapping[str, Place]) -> RunDocument:
+    """The document with profiles of both sides of what is worse, the worst first; a pass of its own, after all samples."""
+    cells = explaining.worse_cells(document)
+    if not cells:
+        return document
+    click.echo(f"profiling {counted(len(cells), 'cell')}: what changed in what is slower or larger", err=True)
+    jobs = [
+        replace(job_of(document, cell), import_path=places[document.engine(cell.engine).side or "base"].import_path)
+        for cell in cells
+    ]
+    profiles, missing = profile_cells(jobs, document.run_id)
+    document = replace(document, profiles=profiles, not_measured=(*document.not_measured, *missing))
+    with store.held(path):
+        store.replace(path, document)
+    return document
 
 
 def _compare_documents(

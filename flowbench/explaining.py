@@ -8,12 +8,16 @@ from pathlib import Path
 
 from flowbench.cell import Cell
 from flowbench.errors import FlowbenchError
+from flowbench.judge.compare import judge_document
 from flowbench.judge.explanation import MOST_SHOWN, Explanation, Moved, explain
 from flowbench.judge.series import fits
 from flowbench.record.document import read_document
 from flowbench.record.profile import Profile
 from flowbench.record.run import RunDocument
 from flowbench.report.words import milliseconds, one_line
+
+# Of more cells that are slower or larger only the worst are looked into: each costs two processes.
+_MOST_PROFILED = 4
 
 
 def show(path: Path, pattern: str, keep: bool) -> str:
@@ -36,6 +40,34 @@ def show(path: Path, pattern: str, keep: bool) -> str:
     if len(profiles) == 2:
         lines += ["", *changed(explain(*profiles))]
     return "\n".join(lines)
+
+
+def worse_cells(document: RunDocument) -> list[Cell]:
+    """Base's and head's cells of what is slower or larger in a document of two sides, the worst first, a few at most."""
+    comparisons = [one for one in judge_document(document).comparisons if one.verdict.is_regression]
+    comparisons.sort(key=lambda one: -(one.change.ratio if one.change else 1.0))
+    wanted = [*dict.fromkeys((one.case, one.engine) for one in comparisons)][:_MOST_PROFILED]
+    found = []
+    for case, engine in wanted:
+        for side in ("base", "head"):
+            found += [cell for cell in document.cells_of(case) if _stands_for(document, cell) == (engine, side)]
+    return found
+
+
+def changes(document: RunDocument) -> Iterator[str]:
+    """What changed in each cell that has profiles of both sides, in words."""
+    for case in document.cases:
+        sides = {_stands_for(document, cell): document.profile_of(cell) for cell in document.cells_of(case)}
+        for (engine, side), head in sides.items():
+            base = sides.get((engine, "base"))
+            if side == "head" and head is not None and base is not None:
+                yield f"\n{one_line(case.label)} {one_line(engine)}"
+                yield from changed(explain(base, head))
+
+
+def _stands_for(document: RunDocument, cell: Cell) -> tuple[str, str | None]:
+    engine = document.engine(cell.engine)
+    return engine.registered_name, engine.side
 
 
 def changed(explanation: Explanation) -> Iterator[str]:

@@ -8,7 +8,7 @@ from flowbench.cell import Cell
 from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.stats import process_median
 from flowbench.record.points import Point, machine_name
-from flowbench.record.run import RunDocument, Sample
+from flowbench.record.run import Git, RunDocument, Sample
 
 # Of Memory: the peaks that have a history, by the names reports use.
 _PEAKS = {
@@ -19,8 +19,12 @@ _PEAKS = {
 
 
 def points_of(document: RunDocument) -> tuple[Point, ...]:
-    """One point for each cell of `document`, in its order; a failed or void cell has one without a time."""
-    return tuple(_point(document, cell) for cell in document.cells)
+    """One point for each cell of `document`, in its order; a failed or void cell has one without a time.
+
+    The sides of a comparison are points of two commits, of the engine that both stand for; its canary is none.
+    """
+    sides = {None, "base", "head"}
+    return tuple(_point(document, cell) for cell in document.cells if document.engine(cell.engine).side in sides)
 
 
 def _point(document: RunDocument, cell: Cell) -> Point:
@@ -29,14 +33,16 @@ def _point(document: RunDocument, cell: Cell) -> Point:
     spoiled = [sample.status for sample in samples if sample.status != "ok"]
     # A cell that failed once is not known to work: its times of before are no point of its series.
     medians = [] if spoiled else [process_median(sample.steps_ms) for sample in good]
+    named = Cell.of(cell.case, document.engine(cell.engine).registered_name)
+    git = _git(document, cell)
     return Point(
         run_id=document.run_id,
         created=document.created,
-        commit=document.git.commit if document.git else None,
-        dirty=document.git.dirty if document.git else False,
+        commit=git.commit if git else None,
+        dirty=git.dirty if git else False,
         machine=machine_name(document.machine),
-        cell=cell.key,
-        label=cell.label,
+        cell=named.key,
+        label=named.label,
         status=spoiled[0] if spoiled else "ok" if medians else "not measured",
         processes=len(medians),
         time_ms=statistics.median(medians) if medians else None,
@@ -45,6 +51,13 @@ def _point(document: RunDocument, cell: Cell) -> Point:
         relative_speed=_relative_speed(document, cell) if medians else None,
         memory=_peaks(good) if medians else {},
     )
+
+
+def _git(document: RunDocument, cell: Cell) -> Git | None:
+    side = document.engine(cell.engine).side
+    if document.comparison is None or side is None:
+        return document.git
+    return (document.comparison.base if side == "base" else document.comparison.head).git
 
 
 def _relative_speed(document: RunDocument, cell: Cell) -> float | None:

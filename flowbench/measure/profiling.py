@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from flowbench.cell import Cell
@@ -9,7 +10,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.measure.ranks import run_group
 from flowbench.measure.wire import Job
 from flowbench.record.profile import Profile
-from flowbench.record.run import RunDocument
+from flowbench.record.run import NotMeasured, RunDocument
 
 
 def profile_cell(job: Job, mark: str, silence_s: float | None = None) -> Profile:
@@ -21,6 +22,17 @@ def profile_cell(job: Job, mark: str, silence_s: float | None = None) -> Profile
     if result.profile is None:
         raise FlowbenchError(f"{job.cell.label} cannot be profiled: engine {job.engine} has no profile of its steps")
     return result.profile
+
+
+def profile_cells(jobs: Iterable[Job], mark: str) -> tuple[tuple[Profile, ...], tuple[NotMeasured, ...]]:
+    """The profiles of the jobs' cells, and what has none, with the reason."""
+    profiles, missing = [], []
+    for job in jobs:
+        try:
+            profiles.append(profile_cell(job, mark))
+        except FlowbenchError as error:
+            missing.append(NotMeasured(f"profile of {job.cell.label}", str(error)))
+    return tuple(profiles), tuple(missing)
 
 
 def job_of(document: RunDocument, cell: Cell) -> Job:

@@ -69,9 +69,7 @@ def decode(hint: Any, value: Any, path: str = "$") -> Any:
             raise CodecError(path, describe(value), "one of " + ", ".join(map(repr, arguments)))
         return value
     if origin is tuple:
-        if not isinstance(value, list):
-            raise CodecError(path, describe(value), "a list")
-        return tuple(decode(arguments[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+        return _decode_tuple(arguments[0], value, path)
     if origin is dict:
         if not isinstance(value, dict):
             raise CodecError(path, describe(value), "an object")
@@ -158,6 +156,34 @@ def _decode_record(record: Any, value: Any, path: str) -> Any:
         return record(**decoded)
     except CodecError as error:
         raise CodecError(error.path.replace("$", path, 1), error.given, error.expected) from None
+
+
+def _decode_tuple(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise CodecError(path, describe(value), "a list")
+    if _are_plain_numbers(hint, value):
+        return tuple(value)
+    return tuple(decode(hint, item, f"{path}[{index}]") for index, item in enumerate(value))
+
+
+def _are_plain_numbers(hint: Any, values: list[Any]) -> bool:
+    """Whether `values` are all finite floats that fit `hint`, which is so of nearly all of a document: found at once."""
+    if not values or set(map(type, values)) != {float} or not all(map(math.isfinite, values)):
+        return False
+    limits: list[Limit] = []
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (argument for argument in typing.get_args(hint) if argument is not type(None))
+    if typing.get_origin(hint) is typing.Annotated:
+        hint, *limits = typing.get_args(hint)
+    if hint is not float:
+        return False
+    try:
+        for limit in limits:
+            limit.check(min(values), "")
+            limit.check(max(values), "")
+    except CodecError:
+        return False  # the slow way says which one
+    return True
 
 
 def _decode_optional(arguments: tuple[Any, ...], value: Any, path: str) -> Any:

@@ -18,7 +18,7 @@ from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.profiling import job_of, profile_cell
 from flowbench.record.document import document_text, read_document
 from flowbench.record.profile import MOST_OPS, MOST_POINTS, MOST_TENSORS, Profile
-from flowbench.record.run import Ending, RunDocument
+from flowbench.record.run import Ending, Git, Memory, RankSample, RunDocument, Sample, Side, SidesCompared
 from flowbench.workload.data import make_weights
 from flowbench.workload.models import describe_model
 
@@ -190,3 +190,30 @@ def test_both_sides_are_shown_with_what_changed(
     assert changed[2].split() == "3.00 -> 9.00 +6.00 conv [8] in net.conv".split()
     assert changed[3] == "peak: 100 B -> 3.0 MiB"
     assert changed[5].split() == "none -> 3.0 MiB +3.0 MiB conv [8] in net.conv".split()
+
+
+def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: RunDocument) -> None:
+    engine, case = document.engines[0], document.cells[0].case
+    other = replace(case, input_shape=(4, 3, 4, 4))
+    engines = tuple(replace(engine, name=f"flow-eager@{name}", side=name) for name in ("base", "head", "canary"))
+    cells = [Cell.of(one, engine.name) for one in (case, other) for engine in engines]
+    samples = []
+    for pair in range(12):
+        for position, cell in enumerate(cells):
+            slow = 1.5 if cell.engine.endswith("head") and cell.case == case else 1.0
+            rank = RankSample(
+                0, 1, "cpu", (), (10.0 * slow + 0.01 * (pair % 3),), (1.0,), Memory(None, None, 9**8, 9**7)
+            )
+            samples.append(Sample(cell.key, pair, position, "2026", 1.0, "ok", None, None, (rank,)))
+    sides = [Side(name, Git(digit * 40, None, False)) for name, digit in (("main", "b"), ("topic", "c"))]
+    both = replace(
+        document, engines=engines, cells=tuple(cells), samples=tuple(samples), reference=None,
+        protocol=replace(document.protocol, pairs=12), comparison=SidesCompared(*sides, 0.01, 6, 4, {}, {}),
+    )  # fmt: skip
+    worse = explaining.worse_cells(both)
+    assert [(cell.case, cell.engine) for cell in worse] == [(case, "flow-eager@base"), (case, "flow-eager@head")]
+    assert list(explaining.changes(both)) == []
+    profiled = replace(both, profiles=(side(worse[0].key, 3.0, 0), side(worse[1].key, 9.0, 0)))
+    said = list(explaining.changes(profiled))
+    assert said[0] == "\nlinear [2, 3, 4, 4] flow-eager"
+    assert said[3].split()[:3] == ["3.00", "->", "9.00"]

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from flowbench import history
+from flowbench.cell import Cell
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 from flowbench.record.archive import Archive
-from flowbench.record.run import Ending, Git, Memory, RankSample, RunDocument, Sample
+from flowbench.record.run import Ending, Git, Memory, RankSample, RunDocument, Sample, Side, SidesCompared
 
 MIB = 2**20
 
@@ -113,3 +114,38 @@ def test_names_cannot_break_the_table(store: Path) -> None:
     assert len(text.splitlines()) == 3 + 13 + 1
     rows = list(csv.DictReader(io.StringIO(history.show(store, "*toy", None, "csv")[0])))
     assert "'=1+1\n\x1b[2J" in {row["when"] for row in rows}  # no formula for a spreadsheet
+
+
+def test_the_sides_of_a_comparison_are_points_of_two_commits(toys: Path, tmp_path: Path) -> None:
+    document = two_sides(slow_ms=20.0)
+    archive = Archive(tmp_path / "store")
+    archive.add(document)
+    archive.add(run(20, 10.0))
+    (series,) = (one for one in history.read(archive.folder, cell="*toy") if "score" not in one.cell)
+    assert [(point.commit, round(point.time_ms or 0)) for point in series.points] == [
+        ("b" * 40, 10), ("c" * 40, 20), (f"{20:040x}", 10)
+    ]  # fmt: skip
+
+
+def two_sides(slow_ms: float) -> RunDocument:
+    """The toy at two commits in one sitting, with a canary."""
+    document = run(15, 10.0)
+    names = {"base": 10.0, "head": slow_ms, "canary": 10.0}
+    engine = next(engine for engine in document.engines if engine.name == "toy")
+    case = document.cells[0].case
+    cells = {name: Cell.of(case, f"toy@{name}") for name in names}
+    samples = []
+    for pair in range(2):
+        for position, (name, time_ms) in enumerate(names.items()):
+            memory = Memory(None, None, 50 * MIB, 10 * MIB)
+            rank = RankSample(0, case.threads, "cpu", (), (time_ms,), (1.0,), memory)
+            samples.append(Sample(cells[name].key, pair, position, "2026", 1.0, "ok", None, None, (rank,)))
+    sides = [Side(name, Git(digit * 40, None, False)) for name, digit in (("main", "b"), ("topic", "c"))]
+    return replace(
+        document,
+        reference=None,
+        engines=tuple(replace(engine, name=f"toy@{name}", side=name) for name in names),
+        cells=tuple(cells.values()),
+        samples=tuple(samples),
+        comparison=SidesCompared(*sides, 0.01, 6, 0, {}, {}),
+    )

@@ -1,0 +1,99 @@
+"""What `flowbench bisect` does: one cell, measured at commit after commit as `flowbench compare` does, until one is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import click
+
+import flowbench
+from flowbench import comparing
+from flowbench.bisecting import Judged, Step, bisect, describe
+from flowbench.cell import Cell
+from flowbench.errors import FlowbenchError
+from flowbench.judge.series import fits
+from flowbench.judge.verdict import Comparison, ComparisonSet, Quantity, Verdict
+from flowbench.measure.plan import NO_REFERENCE, Request, plan_run
+from flowbench.measure.refs import PACKAGE
+from flowbench.report.words import counted, one_line
+
+What = Literal["any", "time", "memory"]
+Measure = Callable[[str, str], ComparisonSet]
+
+
+def search(good: str, bad: str, pattern: str, what: What, request: Request, out: Path, command: Sequence[str]) -> str:
+    """Find the commit that made the one cell that fits `pattern` slower or larger; returns the result in words."""
+    cell = _one_cell(pattern, request, command)
+    alone = replace(
+        request,
+        engines=(cell.engine,),
+        reference=NO_REFERENCE,
+        models=(cell.model,),
+        batch_sizes=(cell.input_shape[0],),
+        image_shape=(cell.input_shape[1], cell.input_shape[2], cell.input_shape[3]),
+    )
+    click.echo(f"searching with {cell.label}; each commit is compared with {good}", err=True)
+
+    def measure(base: str, head: str) -> ComparisonSet:
+        return comparing.judged(comparing.measured(base, head, alone, out, command)[1])
+
+    repository = Path(flowbench.__file__).parent
+    found = bisect(repository, good, bad, OneQuantity(measure, what), _told, lambda text: click.echo(text, err=True))
+    return describe(repository, found)
+
+
+class OneQuantity:
+    """Judges commits by one quantity: the one that is worst at BAD, which is looked at first.
+
+    Other quantities may change in between for reasons of their own, and would lead the search astray.
+    """
+
+    def __init__(self, measure: Measure, what: What = "any") -> None:
+        self._measure, self._what = measure, what
+        self._quantity: Quantity | None = None
+
+    def __call__(self, good: str, commit: str) -> Judged:
+        comparisons = [one for one in self._measure(good, commit).comparisons if self._asked_for(one)]
+        if not comparisons:
+            return Judged(Verdict.FAILED, "nothing was measured")
+        worse = [one for one in comparisons if one.verdict.is_regression]
+        if self._quantity is None and worse:
+            worst = max(worse, key=lambda one: one.change.ratio if one.change else 0.0)
+            self._quantity = worst.quantity
+            return _judged(worst)
+        return _judged(min(comparisons, key=lambda one: one.verdict.is_judged))  # what is open decides, where any is
+
+    def _asked_for(self, one: Comparison) -> bool:
+        if self._quantity is not None:
+            return one.quantity == self._quantity
+        return self._what == "any" or (one.quantity.unit == "ms") == (self._what == "time")
+
+
+def _judged(one: Comparison) -> Judged:
+    change = f" ({100 * (one.change.ratio - 1):+.1f} %)" if one.change else ""
+    return Judged(one.verdict, one_line(f"{one.quantity.label} {one.verdict}{change}: {one.reason}", 300))
+
+
+def _told(step: Step) -> None:
+    tries = f" after {counted(len(step.tries), 'try', 'tries')}" if len(step.tries) > 1 else ""
+    word = {"bad": "worse", "good": "not worse", "skip": "skipped"}[step.taken_for]
+    click.echo(f"{step.commit[:10]} {one_line(step.subject, 60)}: {word}{tries}: {step.tries[-1].words}", err=True)
+
+
+def _one_cell(pattern: str, request: Request, command: Sequence[str]) -> Cell:
+    """The cell of the request that fits `pattern`; FlowbenchError where none or several do."""
+    plan = plan_run(request, command)
+    ours = {engine.name for engine in plan.engines if engine.library == PACKAGE}
+    cells = [cell for cell in plan.cells if cell.engine in ours]
+    found = [cell for cell in cells if fits(pattern, cell.key, cell.label)]
+    exact = [cell for cell in found if pattern in (cell.key, cell.label)]
+    if len(exact or found) == 1:
+        return (exact or found)[0]
+    known = "; ".join(cell.label for cell in (found or cells)[:6])
+    raise FlowbenchError(
+        f"--cell {pattern!r} fits {counted(len(found), 'cell')}, expected one: {known}; --preset, --model, --batch-size and"
+        " --engine choose among others"
+    )

@@ -1,0 +1,59 @@
+"""`flowbench bisect` above git: one cell, one quantity that is followed, and one line for what cannot be searched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowbench import bisect_command
+from flowbench.bisect_command import OneQuantity
+from flowbench.cell import Case
+from flowbench.errors import FlowbenchError
+from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Overall, Quantity, SideName, Verdict
+from flowbench.measure.plan import Request
+
+CASE = Case("resnet18", (2, 3, 64, 64), "float32", "eager", 1, False, True, True, 1)
+TIME, PEAK = Quantity("step time"), Quantity("peak allocated", 0)
+
+
+def one(quantity: Quantity, verdict: Verdict, ratio: float = 1.0) -> Comparison:
+    return Comparison(CASE, "flow-eager", "label", quantity, verdict, "because", change=Change(ratio, None, None))
+
+
+def judge(what: bisect_command.What, *answers: tuple[Comparison, ...]) -> list[Verdict]:
+    """The verdicts of one search for sittings that came to `answers`."""
+    waiting = iter(answers)
+    side = SideName("x", None, False)
+    empty = ComparisonSet(side, side, (), Overall(None, 0, 0), Canary("clear", ""), "")
+    look = OneQuantity(lambda base, head: replace(empty, comparisons=next(waiting)), what)
+    return [look("good", "commit").verdict for _ in answers]
+
+
+def test_what_is_worst_at_bad_is_followed_and_nothing_else() -> None:
+    bad = (one(TIME, Verdict.SLOWER, 1.05), one(PEAK, Verdict.LARGER, 1.5))
+    assert judge("any", bad, (one(TIME, Verdict.SLOWER, 2.0), one(PEAK, Verdict.SAME)), bad) == [
+        Verdict.LARGER, Verdict.SAME, Verdict.LARGER
+    ]  # fmt: skip
+    assert judge("time", bad, (one(TIME, Verdict.FASTER), one(PEAK, Verdict.LARGER))) == [
+        Verdict.SLOWER, Verdict.FASTER
+    ]  # fmt: skip
+    assert judge("memory", bad, (one(TIME, Verdict.UNCLEAR), one(PEAK, Verdict.SAME))) == [
+        Verdict.LARGER, Verdict.SAME
+    ]  # fmt: skip
+
+
+def test_what_was_not_judged_is_never_taken_for_good() -> None:
+    assert judge("any", (one(TIME, Verdict.SAME), one(PEAK, Verdict.UNCLEAR))) == [Verdict.UNCLEAR]
+    assert judge("any", ()) == [Verdict.FAILED]
+    bad = (one(PEAK, Verdict.LARGER, 1.5),)
+    assert judge("any", bad, (one(TIME, Verdict.FAILED),)) == [Verdict.LARGER, Verdict.FAILED]
+
+
+def test_one_cell_is_asked_for(tmp_path: Path) -> None:
+    request = Request(preset="smoke", reference="none", threads=1)
+    with pytest.raises(FlowbenchError, match=r"--cell 'resnet' fits \d+ cells, expected one: resnet"):
+        bisect_command.search("a", "b", "resnet", "any", request, tmp_path, ())
+    with pytest.raises(FlowbenchError, match="--cell 'nothing' fits 0 cells, expected one: "):
+        bisect_command.search("a", "b", "nothing", "any", request, tmp_path, ())
