@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -48,23 +49,41 @@ def search(good: str, bad: str, pattern: str, what: What, request: Request, out:
 class OneQuantity:
     """Judges commits by one quantity: the one that is worst at BAD, which is looked at first.
 
-    Other quantities may change in between for reasons of their own, and would lead the search astray.
+    Other quantities may change in between for reasons of their own, and would lead the search astray. What is unclear against
+    the margin still counts where its interval lies wholly below, or wholly above, half of the change that is searched for.
     """
 
     def __init__(self, measure: Measure, what: What = "any") -> None:
         self._measure, self._what = measure, what
         self._quantity: Quantity | None = None
+        self._halfway = math.inf
 
     def __call__(self, good: str, commit: str) -> Judged:
-        comparisons = [one for one in self._measure(good, commit).comparisons if self._asked_for(one)]
+        found = self._measure(good, commit)
+        comparisons = [one for one in found.comparisons if self._asked_for(one)]
         if not comparisons:
             return Judged(Verdict.FAILED, "nothing was measured")
         worse = [one for one in comparisons if one.verdict.is_regression]
         if self._quantity is None and worse:
             worst = max(worse, key=lambda one: one.change.ratio if one.change else 0.0)
             self._quantity = worst.quantity
+            self._halfway = math.sqrt(worst.change.ratio) if worst.change else math.inf
             return _judged(worst)
-        return _judged(min(comparisons, key=lambda one: one.verdict.is_judged))  # what is open decides, where any is
+        judged = _judged(min(comparisons, key=lambda one: one.verdict.is_judged))  # what is open decides, where any is
+        return judged if found.canary.state == "flagged" else self._told_apart(comparisons, judged)
+
+    def _told_apart(self, comparisons: list[Comparison], judged: Judged) -> Judged:
+        if len(comparisons) != 1 or judged.verdict is not Verdict.UNCLEAR or math.isinf(self._halfway):
+            return judged
+        (one,) = comparisons
+        change = one.change
+        if one.quantity.unit != "ms" or change is None or change.low is None or change.high is None:
+            return judged
+        if change.high < self._halfway:
+            return Judged(Verdict.SAME, f"{judged.words}; but far from the change that is searched for")
+        if change.low > self._halfway:
+            return Judged(Verdict.SLOWER, f"{judged.words}; but more than half of the change that is searched for")
+        return judged
 
     def _asked_for(self, one: Comparison) -> bool:
         if self._quantity is not None:

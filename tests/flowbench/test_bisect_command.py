@@ -18,15 +18,16 @@ CASE = Case("resnet18", (2, 3, 64, 64), "float32", "eager", 1, False, True, True
 TIME, PEAK = Quantity("step time"), Quantity("peak allocated", 0)
 
 
-def one(quantity: Quantity, verdict: Verdict, ratio: float = 1.0) -> Comparison:
-    return Comparison(CASE, "flow-eager", "label", quantity, verdict, "because", change=Change(ratio, None, None))
+def one(quantity: Quantity, verdict: Verdict, ratio: float = 1.0, spread: float | None = None) -> Comparison:
+    change = Change(ratio, spread and ratio / spread, spread and ratio * spread)
+    return Comparison(CASE, "flow-eager", "label", quantity, verdict, "because", change=change)
 
 
-def judge(what: bisect_command.What, *answers: tuple[Comparison, ...]) -> list[Verdict]:
+def judge(what: bisect_command.What, *answers: tuple[Comparison, ...], canary: str = "clear") -> list[Verdict]:
     """The verdicts of one search for sittings that came to `answers`."""
     waiting = iter(answers)
     side = SideName("x", None, False)
-    empty = ComparisonSet(side, side, (), Overall(None, 0, 0), Canary("clear", ""), "")
+    empty = ComparisonSet(side, side, (), Overall(None, 0, 0), Canary(canary, ""), "")
     look = OneQuantity(lambda base, head: replace(empty, comparisons=next(waiting)), what)
     return [look("good", "commit").verdict for _ in answers]
 
@@ -49,6 +50,15 @@ def test_what_was_not_judged_is_never_taken_for_good() -> None:
     assert judge("any", ()) == [Verdict.FAILED]
     bad = (one(PEAK, Verdict.LARGER, 1.5),)
     assert judge("any", bad, (one(TIME, Verdict.FAILED),)) == [Verdict.LARGER, Verdict.FAILED]
+
+
+def test_what_is_unclear_counts_where_it_is_far_from_half_of_the_change() -> None:
+    bad = (one(TIME, Verdict.SLOWER, 1.44),)
+    unclear = [(one(TIME, Verdict.UNCLEAR, ratio, 1.1),) for ratio in (1.0, 1.15, 1.4)]
+    assert judge("any", bad, *unclear) == [Verdict.SLOWER, Verdict.SAME, Verdict.UNCLEAR, Verdict.SLOWER]
+    assert judge("any", bad, (one(TIME, Verdict.UNCLEAR),))[1] is Verdict.UNCLEAR
+    assert judge("any", bad, *unclear, canary="flagged")[1:] == [Verdict.UNCLEAR] * 3
+    assert judge("any", unclear[0]) == [Verdict.UNCLEAR]
 
 
 def test_one_cell_is_asked_for(tmp_path: Path) -> None:
