@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from flowbench.judge.explanation import MOST_SHOWN, Explanation, Moved, explain
 from flowbench.judge.series import fits
 from flowbench.record.document import read_document
 from flowbench.record.profile import Profile
-from flowbench.record.run import RunDocument
+from flowbench.record.run import RunDocument, SidesCompared
 from flowbench.report.words import milliseconds, one_line
 
 # Of more cells that are slower or larger only the worst are looked into: each costs two processes.
@@ -36,7 +37,7 @@ def show(path: Path, pattern: str, keep: bool) -> str:
             with store.held(path):
                 store.replace(path, document)
     profiles = [profile for cell in cells if (profile := document.profile_of(cell)) is not None]
-    lines = list(_one(cells[-1], profiles[-1]))
+    lines = [line for cell, profile in zip(cells, profiles, strict=True) for line in _one(cell, profile)]
     if len(profiles) == 2:
         lines += ["", *changed(explain(*profiles))]
     return "\n".join(lines)
@@ -135,12 +136,32 @@ def _profiled(document: RunDocument, cells: list[Cell], source: str) -> RunDocum
     """The document with profiles of `cells`, taken now; FlowbenchError where they would be of something else."""
     from flowbench.measure.plan import Request, check_resumable
     from flowbench.measure.profiling import job_of, profile_cell
+    from flowbench.record.machine import machine_differences, read_machine
 
-    if document.comparison is not None:
-        raise FlowbenchError(
-            f"{source} has no profile of {cells[0].label}: a comparison profiles the cells that are slower or larger; for"
-            " another, check that side out and measure it with flowbench run"
-        )
-    check_resumable(document, Request(), source)
-    profiles = [profile_cell(job_of(document, cell), document.run_id) for cell in cells]
+    jobs = [job_of(document, cell) for cell in cells]
+    if document.comparison is None:
+        check_resumable(document, Request(), source)
+        profiles = [profile_cell(job, document.run_id) for job in jobs]
+    else:
+        differences = machine_differences(document.machine, read_machine())
+        if differences:
+            raise FlowbenchError(f"{source} cannot be profiled here (then / now): {'; '.join(differences)}")
+        with _sides_of(document.comparison, source) as import_paths:
+            placed = [replace(job, import_path=import_paths.get(job.side or "")) for job in jobs]
+            profiles = [profile_cell(job, document.run_id) for job in placed]
     return replace(document, profiles=(*document.profiles, *profiles))
+
+
+@contextmanager
+def _sides_of(comparison: SidesCompared, source: str) -> Iterator[dict[str, str]]:
+    """Both sides, checked out as they were measured; FlowbenchError where one was a working tree with changes of its own."""
+    import flowbench
+    from flowbench.measure.refs import placed_sides
+
+    commits = []
+    for side in (comparison.base, comparison.head):
+        if side.git is None or side.git.dirty:
+            raise FlowbenchError(f"{source} cannot be profiled: {side.asked} had uncommitted changes, and is gone")
+        commits.append(side.git.commit)
+    with placed_sides(Path(flowbench.__file__).parent, *commits) as (base, head):
+        yield {"base": base.import_path, "canary": base.import_path, "head": head.import_path}

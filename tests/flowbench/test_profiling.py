@@ -192,7 +192,7 @@ def test_both_sides_are_shown_with_what_changed(
     assert changed[5].split() == "none -> 3.0 MiB +3.0 MiB conv [8] in net.conv".split()
 
 
-def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: RunDocument) -> None:
+def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: RunDocument, tmp_path: Path) -> None:
     engine, case = document.engines[0], document.cells[0].case
     other = replace(case, input_shape=(4, 3, 4, 4))
     engines = tuple(replace(engine, name=f"flow-eager@{name}", side=name) for name in ("base", "head", "canary"))
@@ -213,6 +213,18 @@ def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: Ru
     worse = explaining.worse_cells(both)
     assert [(cell.case, cell.engine) for cell in worse] == [(case, "flow-eager@base"), (case, "flow-eager@head")]
     assert list(explaining.changes(both)) == []
+    path = tmp_path / "run.json"
+    for changed, said in (
+        (
+            {"comparison": replace(both.comparison, head=replace(sides[1], git=Git("c" * 40, None, True)))},
+            "topic had uncommitted",
+        ),
+        ({"machine": replace(both.machine, cpu_model="Another")}, "cpu_model: Another / "),
+        ({}, "b{40}"),  # a commit that this repository does not have
+    ):
+        path.write_text(document_text(replace(both, **changed)))
+        with pytest.raises(FlowbenchError, match=said):
+            explaining.show(path, f"{case.label} flow-eager", keep=False)
     profiled = replace(both, profiles=(side(worse[0].key, 3.0, 0), side(worse[1].key, 9.0, 0)))
     said = list(explaining.changes(profiled))
     assert said[0] == "\nlinear [2, 3, 4, 4] flow-eager"
