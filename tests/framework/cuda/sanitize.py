@@ -47,7 +47,10 @@ def main() -> int:
     if options.inside:
         first, step = map(int, options.inside.split("/"))
         return _inside(first, step, options.seconds)
-    tool = _find()
+    reason, tool = flow.cuda.why(), _find()
+    if reason is not None:
+        print(f"SKIP {reason}")
+        return 2
     if tool is None:
         print(
             "SKIP compute-sanitizer is not here: it comes with the CUDA toolkit (or `pip install nvidia-cuda-sanitizer-api`)"
@@ -71,7 +74,7 @@ def main() -> int:
         status = process.wait()
         log.seek(0)
         lines = log.read().decode(errors="replace").splitlines()
-        said = [line for line in lines if re.search(r"SUMMARY|kernels ran|passed|failed|Error", line)]
+        said = [line for line in lines if re.search(r"SUMMARY|kernels ran|passed|failed|skipped|Error", line)]
         print(f"{'PASS' if status == 0 else 'FAIL'} {title}: {' | '.join(line.strip() for line in said[-3:])}")
         if status != 0:
             failed = True
