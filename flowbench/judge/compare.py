@@ -11,7 +11,16 @@ from flowbench.cell import Case, Cell
 from flowbench.judge.inference import mean_of
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.stats import geometric_mean, process_median
-from flowbench.judge.times import LEVEL, Evidence, Judgement, is_precise, judge_times, pair_log_ratio, percent
+from flowbench.judge.times import (
+    CHECK_LEVEL,
+    LEVEL,
+    Evidence,
+    Judgement,
+    is_precise,
+    judge_times,
+    pair_log_ratio,
+    percent,
+)
 from flowbench.judge.verdict import (
     Canary,
     Change,
@@ -228,7 +237,7 @@ def _canary(document: RunDocument) -> Canary:
     evidence = evidence_of(document, match)
     (judged,) = judge_times([Evidence((*evidence.sampling, *evidence.confirming), (), evidence.margin)])
     time = replace(_time_of(document, match, judged), confirmed=None)
-    looks_changed = judged.p <= LEVEL and judged.sign_flip_p <= LEVEL
+    looks_changed = judged.p <= LEVEL and judged.sign_flip_p <= CHECK_LEVEL
     seen = f"{where} shows {math.expm1(judged.mean.mean):+.1%} in {time.pairs} pairs"
     if looks_changed:
         return Canary("flagged", f"{seen}: this sitting sees changes where there are none", time)

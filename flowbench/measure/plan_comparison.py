@@ -16,7 +16,7 @@ from flowbench.record.run import Engine, NotMeasured, RunDocument, Side, SidesCo
 ORDER = "in turns"
 PAIRS = 20
 LEAST_STEPS = 10
-WALL_CAP_S = 450.0
+WALL_CAP_S = 470.0
 
 # After another side's turn the caches hold its data: where steps are short that shows as some per cent, so that each turn
 # begins with a step that does not count. On a GPU a turn has more steps, as the host runs ahead of the device within it.
@@ -59,7 +59,6 @@ def plan_comparison(
         )
     cells = [cell for cell in run.cells if cell.engine in {engine.name for engine in subjects}]
     cheapest = min(cells, key=lambda cell: estimate_s(cell, 1))
-    confirming = max(LEAST_PAIRS, run.protocol.pairs // 2)
     on_gpu = any(cell.device == "cuda" for cell in cells)
     short = on_gpu or estimate_s(cheapest, 1) - estimate_s(cheapest, 0) < SHORT_S
     return replace(
@@ -70,7 +69,7 @@ def plan_comparison(
             run.protocol,
             order=ORDER,
             steps=request.steps or max(run.protocol.steps, LEAST_STEPS),
-            pairs=run.protocol.pairs + confirming,
+            pairs=run.protocol.pairs + LEAST_PAIRS,
             steps_per_turn=GPU_STEPS_PER_TURN if on_gpu else SHORT_STEPS_PER_TURN if short else 1,
             untimed_per_turn=1 if short else 0,
             wall_cap_s=request.wall_cap_s or (None if request.pairs else WALL_CAP_S),
@@ -81,7 +80,7 @@ def plan_comparison(
             head=head,
             least_margin=LEAST_MARGIN,
             least_pairs=LEAST_PAIRS,
-            confirmation_pairs=confirming,
+            confirmation_pairs=LEAST_PAIRS,
             noise_floors=dict(noise_floors),
             stopped={},
         ),

@@ -204,10 +204,10 @@ class Session:
             if message not in known:  # a neighbour that stays is told once a round
                 yield Finding(kind, message, turn.cell.key, turn.pair)
 
-    def over_wall_cap(self) -> bool:
-        """Whether no further round may begin."""
+    def over_wall_cap(self, share: float = 1.0) -> bool:
+        """Whether no further round may begin: `share` of the cap has passed."""
         cap_s = self.document.protocol.wall_cap_s
-        return cap_s is not None and time.monotonic() - self._began > cap_s
+        return cap_s is not None and time.monotonic() - self._began > share * cap_s
 
     def _left_s(self, turns: Iterable[Turn]) -> float:
         """The estimate, corrected by how the ones before came out."""

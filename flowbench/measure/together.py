@@ -19,7 +19,10 @@ from flowbench.record import store
 from flowbench.record.run import Finding, RunDocument
 
 # The reference's speed need not be known as finely as a change: it takes part in so many rounds of each case only.
-REFERENCE_ROUNDS = 3
+REFERENCE_ROUNDS = 2
+
+# Rounds that confirm may take so much more than the wall cap of the sampling.
+CONFIRMING_SHARE = 0.25
 
 # How often a round that the machine slept through is measured anew.
 _MOST_SLEEPS = 3
@@ -79,9 +82,11 @@ class TogetherSession(Session):
                 self._round(case, pair)
                 self._close_where_done(case, pair + 1)
         self._close_all(f"all {sampling} pairs were measured, and the interval is still wider than wanted")
-        for case, sides in to_confirm(self.document, self._judged_sides).items():
-            for pair in range(sampling, protocol.pairs):
-                self._round(case, pair, ("base", *sides))
+        in_question = to_confirm(self.document, self._judged_sides)
+        for pair in range(sampling, protocol.pairs):
+            for case, sides in in_question.items():
+                if not self.over_wall_cap(1 + CONFIRMING_SHARE):
+                    self._round(case, pair, ("base", *sides))
         capped = any(reason.startswith("the cap") for reason in comparison_of(self.document).stopped.values())
         reason = f"the cap of {protocol.wall_cap_s:g} s was reached" if capped else None
         self.finish("wall_cap" if capped else "complete", reason)

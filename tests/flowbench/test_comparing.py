@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import comparing, false_alarms
+from flowbench import cli, comparing, false_alarms
 from flowbench.errors import FlowbenchError
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.disturbance import Counters, disturbances, slept_s
@@ -84,7 +84,7 @@ def test_two_commits_in_one_sitting(tmp_path: Path) -> None:
     }
     assert rounds["base"] == rounds["head"] == list(range(12))
     assert rounds["canary"] == list(range(6))
-    assert rounds[None] == [0, 1, 2]  # the reference
+    assert rounds[None] == [0, 1]  # the reference
     assert document.ending.how == "complete"
     (path,) = (tmp_path / "out").glob("*.json")
     again, text = comparing.compare(str(path), None, Request(), tmp_path, ())
@@ -197,3 +197,25 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(tmp_path: Path)
     assert (floor.sittings, floor.alarms, floor.cell) == (1, 0, f"toy-sided/{setting.case.key}")
     with pytest.raises(FlowbenchError, match="another setting \\(slowdowns differ\\)"):
         false_alarms.aa(request, 2, (0.4,), False, out, ())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["compare", "nowhere"], "unknown ref 'nowhere'"),
+        (["compare", "quick", "--pairs", "2", "--engine", "toy-sided", "--model", "linear"], "expected at least 6"),
+        (["aa", "--slowdown", "0%"], "'0%' is no slowdown"),
+        (["aa", "--slowdown", "x"], "'x' is no slowdown"),
+        (["aa", "--engine", "toy-sided", "--model", "linear", "--batch-size", "1", "2"], "expected one cell"),
+    ],
+)
+def test_the_command_line_says_it_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    (line,) = output.err.splitlines()
+    assert said in line
