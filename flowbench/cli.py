@@ -117,6 +117,7 @@ def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
 
 @cli.command()
 @click.argument("document", type=click.Path(path_type=Path))
+@click.argument("base", type=click.Path(path_type=Path), required=False)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="console", show_default=True)
 @click.option("--templates", type=click.Path(path_type=Path), metavar="DIR",
               help="Jinja templates to use in place of flowbench's own, for Markdown and HTML.")  # fmt: skip
@@ -125,11 +126,13 @@ def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write it there instead of printing it."
 )
-def report(document: Path, form: str, templates: Path | None, store: Path | None, out: Path | None) -> None:
-    """Print the report of a run document, or write it to a file."""
+def report(
+    document: Path, base: Path | None, form: str, templates: Path | None, store: Path | None, out: Path | None
+) -> None:
+    """Print the report of a run document, or write it to a file; with BASE, of what changed since that run."""
     from flowbench import reporting
 
-    text = reporting.report(document, form, templates, store, out)
+    text = reporting.report(document, base, form, templates, store, out)
     if text is not None:
         say(text.rstrip("\n"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from flowbench.progress import ProgressDisplay
 from flowbench.record import store
 from flowbench.record.document import read_document
 from flowbench.record.machine import read_machine
-from flowbench.record.noise import read_floors
+from flowbench.record.noise import NoiseFloor, read_floors
 from flowbench.record.run import RunDocument
 from flowbench.report.words import counted
 from flowbench.sitting import interruptible, write_reports
@@ -74,8 +74,10 @@ def measured(
     path = None
     try:
         with interruptible(), placed_sides(REPOSITORY, base, head) as (base_side, head_side):
-            floors = {name: floor.floor for name, floor in read_floors(read_machine()).items()}
+            known = read_floors(read_machine())
+            floors = {name: floor.floor for name, floor in known.items()}
             document = plan_comparison(request, command, base_side.side, head_side.side, floors)
+            document = with_false_alarms(document, known.values())
             places = {
                 "base": Place(base_side.import_path),
                 "canary": Place(base_side.import_path),
@@ -109,19 +111,29 @@ def _profiled(path: Path, document: RunDocument, places: Mapping[str, Place]) ->
     return document
 
 
+def with_false_alarms(document: RunDocument, floors: Iterable[NoiseFloor]) -> RunDocument:
+    """The document with how often the machine called one commit changed, so that whoever reads it alone can say so."""
+    plan, known = document.comparison, list(floors)
+    if plan is None:
+        return document
+    sittings, alarms = sum(floor.sittings for floor in known), sum(floor.alarms for floor in known)
+    return replace(document, comparison=replace(plan, aa_sittings=sittings, aa_alarms=alarms))
+
+
 def _compare_documents(
     base: Path, head: Path | None, limits_text: tuple[str, str] | None, force: bool
 ) -> tuple[int, str]:
     from flowbench.report import render
+    from flowbench.reporting import terminal_style
 
-    one = read_document(base)
+    one, style = read_document(base), terminal_style()
     if head is None:
         if one.comparison is None:
             raise FlowbenchError(
                 f"{base} is of a run with one side: give a second document to compare it with, or two git refs"
             )
         comparison = judged(one, limits_text)
-        return comparison.exit_code, render(one, "console", comparison=comparison).rstrip("\n")
+        return comparison.exit_code, render(one, "console", comparison=comparison, style=style).rstrip("\n")
     other = read_document(head)
     comparison = judge_documents(one, other, force=force)
     if comparison.differences and not force:
@@ -130,7 +142,7 @@ def _compare_documents(
             " one sitting (flowbench compare BASE HEAD), or look at them side by side with --force"
         )
     comparison = _limited(comparison, limits_text)
-    return comparison.exit_code, render(other, "console", comparison=comparison).rstrip("\n")
+    return comparison.exit_code, render(other, "console", comparison=comparison, style=style).rstrip("\n")
 
 
 def _limits_text(given: Path | None) -> tuple[str, str] | None:

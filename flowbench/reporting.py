@@ -9,23 +9,32 @@ from pathlib import Path
 
 from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import judge_document
+from flowbench.judge.documents import judge_documents
 from flowbench.judge.series import Series
+from flowbench.judge.verdict import ComparisonSet
 from flowbench.record import store
 from flowbench.record.document import read_document
+from flowbench.record.run import RunDocument
 from flowbench.report import BINARY, render, render_bytes
 from flowbench.report.style import SPECIAL, Style
 from flowbench.report.templating import TEMPLATES
 
 
 def report(
-    document: Path, form: str, templates: Path | None, store_folder: Path | None, output: Path | None
+    document: Path,
+    base: Path | None,
+    form: str,
+    templates: Path | None,
+    store_folder: Path | None,
+    output: Path | None,
 ) -> str | None:
     """The text to print, None where it was written to `output`; FlowbenchError for what cannot be read or written.
 
-    `store_folder` is a store of runs, whose history of the document's cells the HTML page shows.
+    `base` is a run document to compare with. `store_folder` is a store of runs, whose history of the document's cells the
+    HTML page shows.
     """
     read = read_document(document)
-    comparison = judge_document(read) if read.comparison is not None else None
+    comparison = _comparison(read, document, base)
     history = read_history(store_folder) if store_folder else ()
     overrides = read_templates(templates) if templates else {}
     if output is not None:
@@ -79,6 +88,19 @@ def read_history(folder: Path) -> tuple[Series, ...]:
     if not folder.is_dir():
         raise FlowbenchError(f"{folder}: no such folder, expected a store of runs (flowbench store add DOCUMENT…)")
     return history.read(folder)
+
+
+def _comparison(document: RunDocument, path: Path, base: Path | None) -> ComparisonSet | None:
+    """The verdicts against `base`, or those of a sitting that has both sides; None where there is nothing to compare."""
+    if base is None:
+        return judge_document(document) if document.comparison is not None else None
+    other = read_document(base)
+    for place, one in ((base, other), (path, document)):
+        if one.comparison is not None:
+            raise FlowbenchError(
+                f"{place} is a sitting of two sides already, expected ordinary runs to compare: leave the base out"
+            )
+    return judge_documents(other, document)
 
 
 def _write(output: Path, content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from flowbench import cli, report, reporting, sitting
+from flowbench.comparing import with_false_alarms
 from flowbench.errors import FlowbenchError
-from flowbench.record.document import read_document
+from flowbench.record.document import document_text, read_document
+from flowbench.record.noise import NoiseFloor
 from flowbench.report.style import Style
 
 ROOT = Path(__file__).parents[3]
@@ -242,3 +245,44 @@ def test_without_jinja_a_run_says_what_it_does_not_write(monkeypatch: pytest.Mon
     assert text.splitlines()[-1] == (
         "no Markdown, no HTML: Jinja is not installed: python -m pip install 'flowbench[report]'"
     )
+
+
+def test_a_base_makes_it_a_report_of_what_changed(flowbench: Callable, tmp_path: Path) -> None:
+    status, out, err = flowbench(str(DOCUMENT), "--format", "markdown")
+    assert (status, err) == (0, "")
+    assert out.startswith("**")
+    assert "Base and head were measured in two sittings, not in turn" in out
+    assert "<summary>All cells (" in out
+    other = tmp_path / "other.json"
+    tree = json.loads(DOCUMENT.read_text())
+    tree["machine"]["cpu_model"] = "Another CPU"
+    other.write_text(json.dumps(tree))
+    status, out, err = flowbench(str(other), "--format", "markdown")
+    assert (status, err) == (0, "")
+    assert out.startswith("**No verdict: ")
+    assert "was measured on another machine" in out
+    assert "cpu_model" in out
+
+
+def test_a_sitting_of_two_sides_is_judged_by_itself_and_takes_no_base(
+    flowbench: Callable, situations: dict, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sitting_of_two = tmp_path / "two.json"
+    sitting_of_two.write_text(document_text(situations["slower"].document))
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["report", str(sitting_of_two)])
+    assert stop.value.code == 0
+    out, _ = capfd.readouterr()
+    assert out.startswith("All 5 cells as fast as main")
+    status, _, err = flowbench(str(sitting_of_two))
+    assert status == 2
+    assert err.startswith(f"flowbench: {sitting_of_two} is a sitting of two sides already")
+
+
+def test_a_comparison_takes_along_how_often_the_machine_was_wrong(situations: dict) -> None:
+    floors = [NoiseFloor("a", 0.01, 30, 1, "2026-11-29"), NoiseFloor("b", 0.02, 20, 0, "2026-11-29")]
+    document = with_false_alarms(situations["slower"].document, floors)
+    text = report.render(document, "markdown")
+    assert "- false alarms: `1 in 50 sittings of one commit against itself on this machine" in text
+    unknown = report.render(with_false_alarms(document, []), "markdown")
+    assert "how often this machine raises one is not known: flowbench aa measures it" in unknown
