@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from flowbench import explaining
 from flowbench.github.trust import Subject
 from flowbench.judge.compare import judge_document
 from flowbench.judge.verdict import ComparisonSet
@@ -25,7 +26,10 @@ def text_of(subject: Subject, document: RunDocument) -> str:
     tail = f"\n{_TRUST}\n"
     body = _report(document)
     room = MOST_CHARACTERS - len("".join(head)) - len(tail)
-    if len(body) > room:
+    changed = _what_changed(document)
+    if len(body) + len(changed) <= room:
+        body = body.rstrip("\n") + "\n" + changed
+    elif len(body) > room:
         cut = "\n\n… cut here: the report is longer than a comment may be.\n"
         body = body[: room - len(cut)] + cut
     return "".join(head) + body.rstrip("\n") + "\n" + tail
@@ -44,3 +48,12 @@ def judged(document: RunDocument) -> ComparisonSet | None:
 
 def _report(document: RunDocument) -> str:
     return render(document, "markdown", comparison=judged(document))
+
+
+def _what_changed(document: RunDocument) -> str:
+    """Ops and tensors that moved in what became worse, folded; nothing where nothing was profiled."""
+    lines = list(explaining.changes(document))
+    if not lines:
+        return ""
+    text = "\n".join(lines).strip().replace("`", "ˋ")  # nothing in it can end the block
+    return f"\n<details><summary>What changed</summary>\n\n```text\n{text}\n```\n\n</details>\n"

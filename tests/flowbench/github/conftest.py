@@ -15,6 +15,7 @@ import pytest
 from flowbench.cell import Case, Cell
 from flowbench.record import run
 from flowbench.record.document import document_text
+from flowbench.record.profile import Profile, ProfiledOp
 
 pytest.importorskip("github")
 
@@ -56,6 +57,52 @@ def make_document(commit: str = SHA) -> run.RunDocument:
         not_measured=(),
         ending=run.Ending("complete", None, None),
     )
+
+
+def make_comparison(commit: str = SHA, slow: float = 1.5) -> run.RunDocument:
+    """Flow at main and at `commit` in one sitting of twelve pairs, in which the latter's steps take `slow` times as long."""
+    one = make_document(commit)
+    names = ("base", "head", "canary")
+    engines = tuple(replace(one.engines[0], name=f"flow-eager@{name}", side=name) for name in names)
+    cells = tuple(Cell.of(CASE, engine.name) for engine in engines)
+    samples = []
+    for pair in range(12):
+        for position, cell in enumerate(cells):
+            time_ms = (500.0 + 0.1 * (pair % 3)) * (slow if cell.engine == "flow-eager@head" else 1.0)
+            ranks = (replace(one.samples[0].ranks[0], steps_ms=(time_ms,)),)
+            samples.append(run.Sample(cell.key, pair, position, "2026", 1.0, "ok", None, None, ranks))
+    calls = {"base": 10.0, "head": 260.0}
+    profiles = tuple(
+        Profile(
+            cell.key,
+            500.0,
+            500.0,
+            (ProfiledOp("relu", "float32[4]", "layer1```</details>", 1, spent),),
+            None,
+            None,
+            (),
+            (),
+            (),
+        )
+        for cell, spent in zip(cells, calls.values(), strict=False)
+    )
+    return replace(
+        one,
+        engines=engines,
+        cells=cells,
+        samples=tuple(samples),
+        profiles=profiles,
+        protocol=replace(one.protocol, pairs=12),
+        comparison=run.SidesCompared(
+            run.Side("main", run.Git("d" * 40, None, False)), run.Side("HEAD", run.Git(commit, None, False)),
+            0.01, 6, 4, {}, {},
+        ),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def comparison() -> run.RunDocument:
+    return make_comparison()
 
 
 @pytest.fixture

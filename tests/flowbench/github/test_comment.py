@@ -230,6 +230,17 @@ def test_the_check_says_what_the_exit_code_says(bot: Bot) -> None:
     assert (check["name"], check["head_sha"], check["conclusion"]) == ("bench", SHA, "neutral")
 
 
+def test_a_comparison_is_judged_anew_and_says_what_changed(bot: Bot, comparison: RunDocument) -> None:
+    assert bot(path=bot.artifact(comparison), check=True).startswith("comment created")
+    (body,) = bot.github.bodies(12)
+    assert "slower" in body.splitlines()[1]
+    assert "<details><summary>What changed</summary>" in body
+    block = body.split("```text\n")[-1].split("\n```")[0]
+    assert "10.00 ->        260.0  +250.0  relu float32[4] in layer1ˋˋˋ</details>" in block
+    (check,) = bot.github.checks
+    assert check["conclusion"] == "failure"
+
+
 def test_hostile_artifacts_post_nothing(bot: Bot, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text("{}")
