@@ -77,7 +77,7 @@ class Rank:
         self._enter("warm-up")
         losses: list[float | None] = []
         warmup_ms = self._steps(training, meter, losses, range(job.warmup))
-        if job.profile and job.rank == 0:
+        if job.profile:
             self._profile(training, job)
         if job.slowdown:
             slow_down(training, job.slowdown, warmup_ms)
@@ -120,8 +120,8 @@ class Rank:
         self.tell()
 
     def _profile(self, training: Training, job: Job) -> None:
-        seen = training.profile(job.warmup)
-        if seen is not None:
+        seen = training.profile(job.warmup)  # in all ranks: they wait for one another within a step
+        if seen is not None and job.rank == 0:
             self.tell(profile=bounded(job.cell.key, seen))
 
     def _wait(self) -> None:

@@ -172,6 +172,13 @@ def test_a_cell_that_fails_is_said(document: RunDocument) -> None:
         profile_cell(job_of(odd, cell), odd.run_id)
 
 
+def test_ranks_that_train_together_are_profiled_together(document: RunDocument) -> None:
+    cell = replace(document.cells[0], world_size=2, ddp=True)
+    profile = profile_cell(job_of(replace(document, cells=(cell,)), cell), document.run_id)
+    assert "cross_entropy" in {op.op for op in profile.ops}
+    assert profile.timeline
+
+
 def test_both_sides_are_shown_with_what_changed(
     document: RunDocument, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
