@@ -302,7 +302,7 @@ def _left_out(document: RunDocument, names: dict[str, str], labels: dict[Case, s
         what = f"{names[cell.engine]} {labels[cell.case]}"
         if reason is not None and said.isdisjoint({cell.key, cell.label, what}):
             yield NotMeasured(what, reason if status == "not measured" else f"{status}, {reason}")
-        elif status == "measured" and taken < document.protocol.pairs:
+        elif status == "measured" and taken < document.protocol.pairs and document.comparison is None:
             yield NotMeasured(what, f"{taken} of {document.protocol.pairs} pairs were measured")
     yield from document.not_measured
     if not any(cell.engine == document.reference for cell in document.cells):
