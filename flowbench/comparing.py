@@ -11,9 +11,9 @@ import click
 import flowbench
 from flowbench import explaining
 from flowbench.errors import FlowbenchError, Interrupted
-from flowbench.judge.compare import judge_document
+from flowbench.judge.compare import judge_document, matched_sides
 from flowbench.judge.documents import judge_documents
-from flowbench.judge.limits import check_limits, parse_limits
+from flowbench.judge.limits import cell_name, check_limits, check_patterns, parse_limits
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
@@ -26,10 +26,11 @@ from flowbench.record.document import read_document
 from flowbench.record.machine import read_machine
 from flowbench.record.noise import NoiseFloor, read_floors
 from flowbench.record.run import RunDocument
-from flowbench.report.words import counted
+from flowbench.report.words import counted, one_line
 from flowbench.sitting import interruptible, write_reports
 
 LIMITS = "flowbench.toml"
+_MOST_REASONS = 5
 
 # The repository whose refs are compared: the one this harness is part of.
 REPOSITORY = Path(flowbench.__file__).parent
@@ -56,10 +57,20 @@ def compare(
     for given, other in ((base, head), (head, base)):
         if given and Path(given).is_file():
             raise FlowbenchError(f"{given} is a file and {other!r} is none: give two run documents, or two git refs")
-    path, document = measured(base, head, request, out, command)
+    path, document = measured(base, head, request, out, command, limits_text)
     comparison = judged(document, limits_text)
     text = write_reports(path, document, comparison)
-    return comparison.exit_code, "\n".join([text, *explaining.changes(document)])
+    return comparison.exit_code, "\n".join([text, *why(comparison), *explaining.changes(document)])
+
+
+def why(comparison: ComparisonSet) -> list[str]:
+    """Why sampling ended, and the reasons of the first times that are not judged: lines under a report."""
+    open_ones = [time for time in comparison.times if not time.verdict.is_judged]
+    lines = [f"sampling: {comparison.stopping}"]
+    lines += [f"{time.verdict}: {time.label} {time.engine}: {time.reason}" for time in open_ones[:_MOST_REASONS]]
+    if len(open_ones) > _MOST_REASONS:
+        lines.append(f"… and {len(open_ones) - _MOST_REASONS} more that are not judged")
+    return [one_line(line, 400) for line in lines]
 
 
 def judged(document: RunDocument, limits_text: tuple[str, str] | None = None) -> ComparisonSet:
@@ -68,9 +79,17 @@ def judged(document: RunDocument, limits_text: tuple[str, str] | None = None) ->
 
 
 def measured(
-    base: str, head: str | None, request: Request, out: Path, command: Sequence[str]
+    base: str,
+    head: str | None,
+    request: Request,
+    out: Path,
+    command: Sequence[str],
+    limits_text: tuple[str, str] | None = None,
 ) -> tuple[Path, RunDocument]:
-    """Measure both sides in one sitting, and profile what is worse; returns the document and where it is kept."""
+    """Measure both sides in one sitting, and profile what is worse; returns the document and where it is kept.
+
+    FlowbenchError, before anything is measured, for limits whose patterns match no cell.
+    """
     path = None
     try:
         with interruptible(), placed_sides(REPOSITORY, base, head) as (base_side, head_side):
@@ -78,6 +97,9 @@ def measured(
             floors = {name: floor.floor for name, floor in known.items()}
             document = plan_comparison(request, command, base_side.side, head_side.side, floors)
             document = with_false_alarms(document, known.values())
+            if limits_text is not None:
+                names = [cell_name(match.engine, match.case) for match in matched_sides(document)]
+                check_patterns(parse_limits(*limits_text), names, limits_text[1])
             places = {
                 "base": Place(base_side.import_path),
                 "canary": Place(base_side.import_path),
@@ -133,7 +155,8 @@ def _compare_documents(
                 f"{base} is of a run with one side: give a second document to compare it with, or two git refs"
             )
         comparison = judged(one, limits_text)
-        return comparison.exit_code, render(one, "console", comparison=comparison, style=style).rstrip("\n")
+        text = render(one, "console", comparison=comparison, style=style).rstrip("\n")
+        return comparison.exit_code, "\n".join([text, *why(comparison)])
     other = read_document(head)
     comparison = judge_documents(one, other, force=force)
     if comparison.differences and not force:
@@ -142,7 +165,8 @@ def _compare_documents(
             " one sitting (flowbench compare BASE HEAD), or look at them side by side with --force"
         )
     comparison = _limited(comparison, limits_text)
-    return comparison.exit_code, render(other, "console", comparison=comparison, style=style).rstrip("\n")
+    text = render(other, "console", comparison=comparison, style=style).rstrip("\n")
+    return comparison.exit_code, "\n".join([text, *why(comparison)])
 
 
 def _limits_text(given: Path | None) -> tuple[str, str] | None:

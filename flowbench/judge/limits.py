@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
 from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, MemoryKind
 
@@ -62,20 +63,27 @@ def parse_limits(text: str, source: str) -> tuple[Limit, ...]:
 
 def check_limits(limits: Sequence[Limit], comparison: ComparisonSet, source: str) -> tuple[LimitResult, ...]:
     """Every limit at every cell it matches; FlowbenchError for a pattern that matches none."""
+    check_patterns(limits, [cell_name(time.engine, time.case) for time in comparison.times], source)
     results: list[LimitResult] = []
     for limit in limits:
-        times = [time for time in comparison.times if fnmatch.fnmatchcase(cell_name(time), limit.pattern)]
-        if not times:
-            known = ", ".join(cell_name(time) for time in comparison.times[:3]) or "none"
-            raise FlowbenchError(f"{source}: the pattern {limit.pattern!r} matches no cell; cells here are: {known}")
-        for time in times:
+        for time in comparison.times:
+            if not fnmatch.fnmatchcase(cell_name(time.engine, time.case), limit.pattern):
+                continue
             results += [_check(limit, name, time, comparison) for name in limit.thresholds]
     return tuple(results)
 
 
-def cell_name(time: Comparison) -> str:
+def check_patterns(limits: Sequence[Limit], names: Sequence[str], source: str) -> None:
+    """Raise FlowbenchError for a pattern that matches none of `names`, which are cells' (`cell_name`)."""
+    for limit in limits:
+        if not fnmatch.filter(names, limit.pattern):
+            known = ", ".join(names[:3]) or "none"
+            raise FlowbenchError(f"{source}: the pattern {limit.pattern!r} matches no cell; cells here are: {known}")
+
+
+def cell_name(engine: str, case: Case) -> str:
     """What patterns are matched with: the engine, then the case's model, shape, precision and so on, with slashes between."""
-    return f"{time.engine}/{time.case.key}"
+    return f"{engine}/{case.key}"
 
 
 def _limit(table: Any, where: str) -> Limit:

@@ -105,6 +105,8 @@ def test_a_side_that_fails_or_trains_wrongly_is_tried_once(
     assert (status, time.verdict) == (2, verdict)
     assert said in time.reason
     assert said in text
+    assert f"{verdict}: linear" in text
+    assert "sampling: a side failed or is void" in text
     assert {sample.pair for sample in document.samples} == {0}
     assert "a side failed or is void" in comparing.judged(document).stopping
 
@@ -112,6 +114,8 @@ def test_a_side_that_fails_or_trains_wrongly_is_tried_once(
 def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
     limits = tmp_path / "limits.toml"
     limits.write_text('[[limit]]\ncell = "*"\nmax_speed = 1')
+    nowhere = tmp_path / "nowhere.toml"
+    nowhere.write_text('[[limit]]\ncell = "flow-eager/resnet999/*"\nmax_step_ms = 1')
     (tmp_path / "half.json").write_text("{")
     other = json.dumps({"schema": "another", "schema_version": 1})
     (tmp_path / "other.json").write_text(other)
@@ -120,6 +124,11 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
         (("quick", None, dataclasses.replace(REQUEST, pairs=3)), {}, "expected at least 6"),
         (("quick", None, dataclasses.replace(REQUEST, engines=("toy",))), {}, "has no base and head"),
         (("quick", None, REQUEST), {"limits": limits}, "unknown key 'max_speed'"),
+        (
+            ("quick", None, REQUEST),
+            {"limits": nowhere},
+            "'flow-eager/resnet999/*' matches no cell; cells here are: toy-sided/",
+        ),
         (("quick", None, REQUEST), {"limits": tmp_path / "none.toml"}, "No such file"),
         ((str(tmp_path / "half.json"), str(tmp_path / "other.json"), Request()), {}, "half.json"),
         ((str(tmp_path / "other.json"), None, Request()), {}, "this is another tool's file"),
