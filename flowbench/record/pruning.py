@@ -33,7 +33,9 @@ def prune(archive: Archive, days: float, referring: Sequence[Path], *, dry_run: 
     ages = {entry.run_id: _time_of(entry) for entry in entries}
     old = {run_id for run_id, time in ages.items() if time is not None and time < limit}
     undated = tuple(run_id for run_id, time in ages.items() if time is None)
-    texts = [path for path in _texts(referring) if archive.folder.resolve() not in path.resolve().parents]
+    # Not the store itself, and not where runs write their own: there each run is named by its own report.
+    aside = {archive.folder.resolve(), *((folder / "out").resolve() for folder in referring)}
+    texts = [path for path in _texts(referring) if not aside & set(path.resolve().parents)]
     kept = _named_in(texts, old)
     # A run that stays may name another as its base, and that one a third.
     waiting = [entry.run_id for entry in entries if entry.run_id not in old or entry.run_id in kept]

@@ -160,6 +160,8 @@ def test_pruning_keeps_what_is_young_and_what_is_referred_to(
     reports = tmp_path / "reports"
     reports.mkdir()
     (reports / "README.md").write_text("From run `named`, not from threshold or bold-22.")
+    (reports / "out").mkdir()
+    (reports / "out" / "old.md").write_text("run: old")  # its own report, where it was written
     said, _ = storing.prune(archive.folder, 30, [reports], dry_run=True)
     assert "would remove old\nwould remove older\n" in said
     assert len(ids(archive)) == 7
