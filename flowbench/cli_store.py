@@ -63,7 +63,8 @@ def pull(**place: Any) -> None:
 @click.option("--older-than", "days", type=click.FloatRange(0, 36_500), required=True, metavar="DAYS",
               help="Only runs older than so many days.")  # fmt: skip
 @click.option("--referred-in", "referring", multiple=True, type=click.Path(path_type=Path), default=(Path("reports"),),
-              show_default=True, metavar="PATH", help="Runs named in texts there, its folder out/ aside, are kept; repeatable.")  # fmt: skip
+              show_default=True, metavar="PATH",
+              help="Runs named in texts there, its folder out/ aside, are kept; repeatable.")  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 def prune(store: Path, days: float, referring: tuple[Path, ...], dry_run: bool) -> None:
     """Remove old runs that no report, and no run that stays, refers to."""
