@@ -183,6 +183,12 @@ for as_view in (True, False):
     np.testing.assert_array_equal(got["b.weight"], np.full((2, 3), 1.0))
     np.testing.assert_array_equal(got["b.bias"], np.full(2, 0.5))
     same((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
+    # What the last average left behind is no gradient.
+    model.zero_grad()
+    model(flow.ones(1, 3) * (rank + 1), "ba"[rank]).sum().backward()
+    got = gradients(model.module)
+    np.testing.assert_array_equal(got["a.weight"], np.full((2, 3), 1.0))
+    np.testing.assert_array_equal(got["b.weight"], np.full((2, 3), 0.5))
     # One rank's backward reaches no parameter at all.
     model.zero_grad()
     x = flow.ones(1, 3, requires_grad=True)
