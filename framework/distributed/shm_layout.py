@@ -8,8 +8,8 @@ import numpy as np
 
 from framework.distributed.segment import Counters
 
-# Small enough to stay in a core's cache between being written by one rank and read by another.
-SLOT_BYTES = 512 * 1024
+# Small enough to stay in the processor's caches between being written by one rank and read by another.
+SLOT_BYTES = 1024 * 1024
 # What is shown at a step has been read by whoever has raised its counter this many times since, in every collective. A slot is
 # written anew after `_SLOTS` steps; what lies between lets a rank be ahead of the others.
 READ_WITHIN = 3
