@@ -160,7 +160,7 @@ class Facts:
 
 def facts_of(document: RunDocument, changes: ComparisonSet | None = None, history: Sequence[Series] = ()) -> Facts:
     """The facts of a run document and what it was compared with; the same documents always yield the same facts."""
-    names, labels = _engine_names(document), _case_labels(document)
+    names, labels = _engine_names(document), case_labels(document)
     comparisons: list[Comparison] = []
     for case in document.cases:
         cells = document.cells_of(case)
@@ -336,7 +336,7 @@ def side_less_name(engine: Engine) -> str:
     return engine.display_name.removesuffix(f"@{engine.side}") if engine.side else engine.display_name
 
 
-def _case_labels(document: RunDocument) -> dict[Case, str]:
+def case_labels(document: RunDocument) -> dict[Case, str]:
     """A label for each case that no other has; threads are told only where they tell cases apart."""
     shown = Counter(case.label for case in document.cases)
     labels: dict[Case, str] = {}

@@ -12,6 +12,7 @@ from flowbench.report import speed_stats
 from flowbench.report.changes import SIGNS, rows_of
 from flowbench.report.facts import Comparison, Facts, telling_memory
 from flowbench.report.headline import headline_of, spoken
+from flowbench.report.moves import moves_of
 from flowbench.report.style import Style
 from flowbench.report.templating import Ready, Templates
 from flowbench.report.words import details_of, markdown, one_line
@@ -68,6 +69,7 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "judged_rows": rows,
         "changed": [row for row in rows if row.changed],
         "unclear": [row for row in rows if row.unclear],
+        "moves": list(moves_of(facts)),
         "memory": memory,
         "kinds": list(dict.fromkeys(kind for _, _, ranks in memory for rank in ranks for kind in rank.peaks)),
         "gpus": sorted({gpu for _, _, ranks in memory for rank in ranks for gpu in rank.on_gpus}),

@@ -17,6 +17,7 @@ from flowbench.report.changes import SIGNS, Row, anchor, rows_of
 from flowbench.report.facts import Comparison, Facts, Side, telling_memory
 from flowbench.report.figures import MOST_CHARTS, colours_of, figures_of, histories_of, left_out_words, memory_timeline
 from flowbench.report.headline import headline_of, spoken
+from flowbench.report.moves import moves_of
 from flowbench.report.style import Style
 from flowbench.report.templating import Ready, Templates
 from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, spread
@@ -53,6 +54,7 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "document": document,
         "changes": facts.changes,
         "changed": list(_changed(facts)),
+        "moves": list(moves_of(facts)),
         "rows": rows,
         "states": any(row["words"] for row in rows),
         "ends": _ends(facts),

@@ -270,6 +270,25 @@ def profiled() -> run.RunDocument:
     return dataclasses.replace(plain, profiles=(seen,))
 
 
+def explained() -> Situation:
+    """One cell slower and larger, both sides profiled: its convolution takes longer, and a tensor is held that was not."""
+    made = sitting([4], {4: (Verdict.SLOWER, Verdict.LARGER)})
+    conv, extra = (
+        ("conv2d", "float32[4, 64, 56, 56]", "layer1.0.conv1"),
+        ("relu", "float32[4, 256, 56, 56]", "layer1.0"),
+    )
+
+    def seen(cell: Cell, conv_ms: float, held: tuple[tuple[str, str, str], ...]) -> profile.Profile:
+        tensors = tuple(profile.ProfiledTensor(*one, 1, 100 * MIB) for one in held)
+        ops = (profile.ProfiledOp(*conv, 1, conv_ms), profile.ProfiledOp(*extra, 2, 10.0))
+        return profile.Profile(cell=cell.key, step_ms=520.0, ops_ms=conv_ms + 10, ops=ops, peak_bytes=len(held) * 100 * MIB,
+                               peak_at_ms=1.0, tensors=tensors, timeline=(), missing=())  # fmt: skip
+
+    base, head, _ = made.document.cells
+    profiles = (seen(base, 80.0, (conv,)), seen(head, 106.0, (conv, extra)))
+    return dataclasses.replace(made, document=dataclasses.replace(made.document, profiles=profiles))
+
+
 def measured_before(cell: Cell) -> series.Series:
     """Twelve runs of a cell, slower by a tenth and a third larger from the seventh on; one of them failed."""
     points = []
@@ -346,6 +365,7 @@ def situations(documents: dict[str, run.RunDocument], many: run.RunDocument) -> 
         "no_gpu": Situation(documents["two_cells"]),
         "stray_context": stray_context(),
         "profiled": Situation(profiled()),
+        "explained": explained(),
         "with_history": Situation(
             documents["two_cells"], history=(measured_before(documents["two_cells"].cells[0]), told_before())
         ),

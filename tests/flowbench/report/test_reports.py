@@ -33,7 +33,7 @@ RUNS = [
 ]  # fmt: skip
 COMPARISONS = [
     "all_same", "slower", "faster", "memory_grew", "void", "failed", "hung", "no_baseline", "other_machine", "canary_flagged",
-    "one_cell", "hostile_names", "stray_context", "lost", "unclear",
+    "one_cell", "hostile_names", "stray_context", "lost", "unclear", "explained",
 ]  # fmt: skip
 # What only the page shows.
 PAGES_ALONE = ["profiled", "with_history", "old_comments_only"]
