@@ -121,6 +121,7 @@ def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry
         if array is output:
             elementwise.copy(array, used)
     if not copied and choice.pieces == 1:
+        choice.plan.learn(x.ptr, weight.ptr, y.ptr)
         _direct[key] = choice.plan
 
 

@@ -12,7 +12,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 from framework.device import Device
-from framework.kernels.cuda import library
+from framework.kernels.cuda import launches, library
 from framework.vm import Array, cuda, scratch
 
 # Kinds of descriptors, by the numbers of cudnnBackendDescriptorType_t.
@@ -33,6 +33,7 @@ _C_TYPES: dict[int, Any] = {
 }
 
 DATA_TYPES = {"float32": 0, "float64": 1, "bfloat16": 9}
+ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 _MOST_PACKS = 512
 # Up to this size, memory that is kept is cheaper than asking for it at each call.
@@ -122,33 +123,27 @@ class Handle:
         self.device = device
         self.stream = cuda.stream_pointer(device)
         self.pointer = ctypes.c_void_p()
-        # The scratch memory of the stream that is followed, and of all that were; made when a plan first needs it.
-        self._workspace = 0
         self._workspaces: dict[int, Array] = {}
         call("cudnnCreate", ctypes.byref(self.pointer))
         call("cudnnSetStream", self.pointer, ctypes.c_void_p(self.stream))
 
-    @property
-    def shared_workspace(self) -> int:
+    def shared_workspace(self, stream: int) -> int:
         """The address of scratch memory that all plans with a small workspace use, one after the other on a stream."""
-        if not self._workspace:
-            room = self._workspaces.get(self.stream)
-            if room is None:
-                room = self._workspaces[self.stream] = scratch(self.device, _SHARED_WORKSPACE_BYTES)
-            self._workspace = room.storage.ptr
-        return self._workspace
+        room = self._workspaces.get(stream)
+        if room is None:
+            room = self._workspaces[stream] = scratch(self.device, _SHARED_WORKSPACE_BYTES)
+        return room.ptr
 
     def follow(self, stream: int) -> None:
         """Lets everything from now on run on `stream`."""
         call("cudnnSetStream", self.pointer, ctypes.c_void_p(stream))
         self.stream = stream
-        self._workspace = 0
 
 
 class Plan:
     """A convolution's algorithm on one device, ready to run: operands are images x, weights and images y."""
 
-    __slots__ = ("_descriptor", "_execute", "_packs", "_pointer", "handle", "workspace_bytes")
+    __slots__ = ("_descriptor", "_execute", "_launches", "_packs", "_pointer", "handle", "workspace_bytes")
 
     def __init__(self, handle: Handle, descriptor: Descriptor) -> None:
         self.handle = handle
@@ -157,7 +152,8 @@ class Plan:
         self._pointer = descriptor.pointer
         self._execute = functions().cudnnBackendExecute
         self.workspace_bytes = int(descriptor.get(402, INT64)[0])
-        self._packs: dict[tuple[int, int, int, int], ctypes.c_void_p] = {}
+        self._packs: dict[launches.Addresses, ctypes.c_void_p] = {}
+        self._launches: launches.Launches | None = None
 
     @classmethod
     def of_config(cls, handle: Handle, config: Descriptor) -> Plan:
@@ -178,24 +174,45 @@ class Plan:
         """Runs it on the operands at these addresses, with scratch memory of its own."""
         handle = self.handle
         stream = cuda.stream_pointer(handle.device)
-        if stream != handle.stream:
-            handle.follow(stream)
         room, address = None, 0
         if self.workspace_bytes > _SHARED_WORKSPACE_BYTES:
             # Few sizes: then what one plan gives back serves the next.
             room = scratch(handle.device, 1 << (self.workspace_bytes - 1).bit_length())
-            address = room.storage.ptr
+            address = room.ptr
         elif self.workspace_bytes:
-            address = handle._workspace or handle.shared_workspace
-        key = (x, weight, y, address)
-        pack = self._packs.get(key)
-        if pack is None:
-            pack = self._pack(key)
-        status = self._execute(handle.pointer, self._pointer, pack)
+            address = handle.shared_workspace(stream)
+        direct = self._launches
+        if direct is not None and not (x | weight | y) % launches.ALIGNMENT:
+            direct.run(stream, x, weight, y, address)
+        else:
+            self._run_by_cudnn(stream, (x, weight, y, address))
+
+    def learn(self, x: int, weight: int, y: int) -> None:
+        """Looks at what it launches, if it is plain, so that `run` need not ask cuDNN. It must have run before.
+
+        The operands at these addresses are not touched.
+        """
+        handle = self.handle
+        if cuda.is_capturing(handle.device) or (x | weight | y) % launches.ALIGNMENT:
+            return
+        # An address is enough: scratch memory is not touched either.
+        at = (x, weight, y, handle.shared_workspace(handle.stream) if self.workspace_bytes else 0)
+        stream = cuda.stream_pointer(handle.device)
+        try:
+            self._launches = launches.record(lambda there: self._run_by_cudnn(stream, there), stream, at)
+        except (CudnnError, cuda.api().CUDARuntimeError):
+            # It does what cannot be recorded, such as waiting for the device.
+            self._launches = None
+        self._drop_packs()
+
+    def _run_by_cudnn(self, stream: int, at: launches.Addresses) -> None:
+        if stream != self.handle.stream:
+            self.handle.follow(stream)
+        status = self._execute(self.handle.pointer, self._pointer, self._packs.get(at) or self._pack(at))
         if status:
             raise _error("cudnnBackendExecute", status)
 
-    def _pack(self, key: tuple[int, int, int, int]) -> ctypes.c_void_p:
+    def _pack(self, key: launches.Addresses) -> ctypes.c_void_p:
         """A pack cannot be changed, so each set of addresses has its own; the allocator lets a loop's steps repeat them."""
         if len(self._packs) == _MOST_PACKS:
             self._drop_packs()

@@ -1,0 +1,212 @@
+"""What a cuDNN plan launches, found by recording it, and launched again at other addresses for less of the host's time.
+
+At every call cuDNN works out anew which kernels to launch with which parameters, and wants a pack of addresses made for
+it. For one plan it always comes to the same, but for the addresses in it. So a plan is recorded into CUDA graphs, none
+of which is ever run: at the addresses given, and twice with each operand moved by a distance of its own. Where the
+first two recordings differ tells where the addresses stand; the third has to be as these foretell, to the last byte,
+or the plan is left to cuDNN.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from framework.kernels.cuda import recording
+from framework.kernels.cuda.recording import Node
+from framework.vm import cuda
+
+# The addresses of x, weight, y and scratch memory, 0 where there is none.
+Addresses = tuple[int, int, int, int]
+# Moved operands keep this alignment, which parameters may depend on, and it is asked of those that come later. It is that of
+# all but small blocks of memory.
+ALIGNMENT = 512
+_MOVES = ((3 << 20, 7 << 20, 13 << 20, 29 << 20), tuple([factor * ALIGNMENT for factor in (5, 17, 41, 97)]))
+_FARTHEST = 1 << 40
+
+
+class Place(NamedTuple):
+    """Where an address stands: in which parameter of which node, at which byte, and how far behind which operand."""
+
+    node: int
+    parameter: int
+    start: int
+    operand: int
+    distance: int
+
+
+def places(first: Sequence[Node], at: Addresses, moved: Sequence[Node], moved_at: Addresses) -> list[Place] | None:
+    """Where addresses stand in what was recorded at `at`, by what was recorded at others; None where that is not plain."""
+    if [node[:3] for node in first] != [node[:3] for node in moved]:
+        return None
+    shifts = [there - here for here, there in zip(at, moved_at, strict=True)]
+    found = []
+    for i, (node, other) in enumerate(zip(first, moved, strict=True)):
+        for j, (here, there) in enumerate(zip(node.parameters, other.parameters, strict=True)):
+            if len(here) != len(there):
+                return None
+            for start in range(0, len(here), 8):
+                old, new = here[start : start + 8], there[start : start + 8]
+                if old == new:
+                    continue
+                value = int.from_bytes(old, sys.byteorder)
+                shift = int.from_bytes(new, sys.byteorder) - value
+                operands = [k for k, distance in enumerate(shifts) if distance == shift and at[k]]
+                if len(old) < 8 or len(operands) != 1 or abs(value - at[operands[0]]) > _FARTHEST:
+                    return None
+                found.append(Place(i, j, start, operands[0], value - at[operands[0]]))
+    return found
+
+
+def foretold(first: Sequence[Node], found: Sequence[Place], at: Addresses) -> list[Node]:
+    """What would be recorded with operands at other addresses."""
+    made = [[bytearray(parameter) for parameter in node.parameters] for node in first]
+    for node, parameter, start, operand, distance in found:
+        struct.pack_into("@Q", made[node][parameter], start, at[operand] + distance)
+    return [
+        node._replace(parameters=tuple([bytes(one) for one in all_])) for node, all_ in zip(first, made, strict=True)
+    ]
+
+
+def record(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> Launches | None:
+    """What `execute` launches on `stream`, for operands at any address; None where it is not plain.
+
+    `execute` has run before, so that all is loaded, and nothing is being recorded on the stream.
+    """
+    if not recording.is_readable():
+        return None
+    first = recording.recorded(lambda: execute(at), stream)
+    if first is None:
+        return None
+    found: list[Place] | None = None
+    for moves in _MOVES:
+        moved_at: Any = tuple([address and address + move for address, move in zip(at, moves, strict=True)])
+        moved = recording.recorded(partial(execute, moved_at), stream)
+        if moved is None:
+            return None
+        if found is None:
+            found = places(first, at, moved, moved_at)
+            if found is None or _holds_other_memory(first, found):
+                return None
+        elif moved != foretold(first, found, moved_at):
+            return None
+    return Launches(first, found or [])
+
+
+def _holds_other_memory(nodes: Sequence[Node], found: Sequence[Place]) -> bool:
+    """Whether a parameter holds an address of memory besides the operands': of cuDNN's own, which it may give back."""
+    known = {place[:3] for place in found}
+    for i, node in enumerate(nodes):
+        for j, parameter in enumerate(node.parameters):
+            for start in range(0, len(parameter) - 7, 8):
+                word = int.from_bytes(parameter[start : start + 8], sys.byteorder)
+                if (i, j, start) in known or word < 1 << 32 or word >> 48:
+                    continue
+                if recording.is_memory(word):
+                    return True
+    return False
+
+
+class Launches:
+    """Kernels and fills to launch one after the other, once it is said where the operands lie."""
+
+    def __init__(self, nodes: Sequence[Node], found: Sequence[Place]) -> None:
+        driver = recording.driver()
+        # A launch from another thread must not change a parameter before the driver has read it.
+        self._lock = threading.Lock()
+        self._at: tuple[int, ...] = ()
+        self._streams: list[Any] = []
+        self._calls: list[tuple[Any, tuple]] = []
+        held: dict[tuple[int, int], Any] = {}
+        for i, node in enumerate(nodes):
+            buffers = [ctypes.create_string_buffer(parameter, len(parameter)) for parameter in node.parameters]
+            held.update({(i, j): buffer for j, buffer in enumerate(buffers)})
+            if node.kind == recording.FILL:
+                stream = ctypes.c_void_p()
+                width, value, count = node.fixed
+                target = ctypes.c_uint64.from_buffer(buffers[0])
+                fill = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMemsetD32Async}[width]
+                self._calls.append((fill, (target, ctypes.c_uint(value), ctypes.c_size_t(count), stream)))
+                self._streams.append(stream)
+            else:
+                config = _Config.of(node.fixed)
+                pointers = (ctypes.c_void_p * len(buffers))(*[ctypes.addressof(buffer) for buffer in buffers])
+                arguments = (ctypes.byref(config), ctypes.c_void_p(node.function), pointers, None)
+                self._calls.append((driver.cuLaunchKernelEx, arguments))
+                self._streams.append(config)
+        # The buffers, whose addresses the calls hold, and what is written to them.
+        self._writes = [
+            (ctypes.c_uint64.from_buffer(held[node, parameter], start), operand, distance)
+            for node, parameter, start, operand, distance in found
+        ]
+        self._held = held
+
+    def run(self, stream: int, x: int, weight: int, y: int, workspace: int) -> None:
+        """Launches all on `stream`, with the operands at these addresses."""
+        at = (x, weight, y, workspace, stream)
+        # A `with` would cost as much again as what is done in it.
+        self._lock.acquire()
+        try:
+            if at != self._at:
+                self._move(at)
+            for function, arguments in self._calls:
+                status = function(*arguments)
+                if status:
+                    raise cuda.translated(RuntimeError(f"the driver's error {status}"), "launching a convolution")
+        finally:
+            self._lock.release()
+
+    def _move(self, at: tuple[int, ...]) -> None:
+        # Unknown, should this be interrupted.
+        self._at = ()
+        for word, operand, distance in self._writes:
+            word.value = at[operand] + distance
+        for held in self._streams:
+            if isinstance(held, _Config):
+                held.stream = at[4]
+            else:
+                held.value = at[4]
+        self._at = at
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = [("name", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", ctypes.c_uint * 16)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("attribute_count", ctypes.c_uint),
+    ]
+
+    @classmethod
+    def of(cls, fixed: tuple) -> _Config:
+        """The configuration of a kernel node."""
+        *numbers, cluster, policy, starts_early = fixed
+        config = cls((ctypes.c_uint * 3)(*numbers[:3]), (ctypes.c_uint * 3)(*numbers[3:6]), numbers[6])
+        wanted: list[tuple[int, tuple[int, ...]]] = []
+        if any(cluster):
+            wanted += [(recording.CLUSTER, cluster), (recording.CLUSTER_POLICY, (policy,))]
+        if starts_early:
+            wanted.append((recording.STARTS_EARLY, (1,)))
+        if wanted:
+            attributes = (_Attribute * len(wanted))()
+            for attribute, (name, value) in zip(attributes, wanted, strict=True):
+                attribute.name = name
+                attribute.value[: len(value)] = value
+            config.attributes = attributes
+            config.attribute_count = len(wanted)
+        return config

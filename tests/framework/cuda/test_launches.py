@@ -1,0 +1,77 @@
+"""What a cuDNN plan launches: where addresses stand in it is found, and launched elsewhere it gives cuDNN's own bits."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework import ops
+from framework.kernels.cuda import convolution, launches
+from framework.kernels.cuda.launches import Place
+from framework.kernels.cuda.recording import Node
+from framework.vm import runtime
+
+HERE, THERE = (1 << 40, 2 << 40, 3 << 40, 0), ((1 << 40) + 640, (2 << 40) + 1280, (3 << 40) + 64, 0)
+
+
+def _kernel(at: launches.Addresses, *, size: int = 7, function: int = 5) -> Node:
+    """A kernel of two parameters: a structure with x, a number and y behind an offset; and weight."""
+    return Node(0, function, (1, 2, 3), (struct.pack("@QQQ", at[0], size, at[2] + 4096), struct.pack("@Q", at[1])))
+
+
+def test_addresses_are_found_and_others_foretold():
+    first, moved = [_kernel(HERE)], [_kernel(THERE)]
+    found = launches.places(first, HERE, moved, THERE)
+    assert found == [Place(0, 0, 0, 0, 0), Place(0, 0, 16, 2, 4096), Place(0, 1, 0, 1, 0)]
+    elsewhere = (1 << 45, 1 << 44, 1 << 43, 0)
+    assert launches.foretold(first, found, elsewhere) == [_kernel(elsewhere)]
+
+
+@pytest.mark.parametrize(
+    "moved",
+    [
+        pytest.param(_kernel(THERE, size=8), id="a number that changes is no address"),
+        pytest.param(_kernel(THERE, function=6), id="another kernel"),
+        pytest.param(
+            _kernel((THERE[0], THERE[0], THERE[2], 0)), id="an address that moves as none of the operands does"
+        ),
+        pytest.param(Node(0, 5, (1, 2, 3), (b"12345678", b"1234")), id="a parameter of another size"),
+    ],
+)
+def test_what_is_not_plain_is_left_to_cudnn(moved):
+    assert launches.places([_kernel(HERE)], HERE, [moved], THERE) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(2, 64, 14, 14), (16, 64, 56, 56)])
+@pytest.mark.parametrize(("window", "stride"), [(1, 1), (3, 1), (3, 2), (1, 2)])
+def test_the_same_bits_as_by_cudnn(size, window, stride, settings):
+    settings.deterministic = True
+    random = np.random.default_rng(1)
+    images, weights = random.standard_normal(size), random.standard_normal((128, 64, window, window))
+
+    def gradients() -> list[np.ndarray]:
+        x, w = (flow.tensor(a.astype(np.float32), device="cuda", requires_grad=True) for a in (images, weights))
+        y = ops.conv2d(x, w, stride=stride, padding=window // 2)
+        (y * y).sum().backward()
+        return [np.array(runtime(t.device).to_host(t.array)) for t in (y, x.grad, w.grad)]
+
+    convolution._direct.clear()
+    by_cudnn = gradients()  # each plan is looked at behind its first run
+    held = [flow.zeros(n, device="cuda") for n in (1000, 1 << 22, 1 << 23)]  # other addresses from now on
+    for found, expected in zip(gradients(), by_cudnn, strict=True):
+        assert np.array_equal(found, expected)
+    assert len(held) == 3
+
+
+@pytest.mark.gpu
+def test_many_plans_of_a_step_are_plain():
+    convolution._direct.clear()
+    model = flow.models.resnet50().to("cuda")
+    images = flow.zeros(4, 3, 96, 96, device="cuda")
+    model(images).sum().backward()
+    learned = [plan._launches is not None for plan in convolution._direct.values()]
+    assert sum(learned) >= 0.5 * len(learned) > 0
