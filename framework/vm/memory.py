@@ -143,28 +143,32 @@ class CachingAllocator:
 
     def allocate(self, nbytes: int) -> Block:
         """A block of at least `nbytes`. Raises OutOfMemoryError, naming who holds the memory."""
-        with self._lock:
-            if self._busy:
-                return self._taken(self._take_apart(nbytes))
-            self._busy = True
-            try:
-                if self.returned or self._waiting:
-                    self._collect()
-                ready = self._ready.get(nbytes)
-                if ready:
-                    block = heappop(ready)[1]
-                else:
-                    block = self._take(nbytes) or self._take_at_any_price(nbytes)
-                # As `_taken`, which costs a call for every block.
-                block.in_use = True
-                block.label = scope.current
-                allocated = self._allocated = self._allocated + block.nbytes
-                if allocated > self._peak_allocated:
-                    self._peak_allocated = allocated
-                    self._most_allocated = max(self._most_allocated, allocated)
-                return block
-            finally:
-                self._busy = False
+        if self._busy:
+            with self._lock:
+                if self._busy:
+                    return self._taken(self._take_apart(nbytes))
+        # A `with` would cost as much again as what is done in it.
+        self._lock.acquire()
+        self._busy = True
+        try:
+            if self.returned or self._waiting:
+                self._collect()
+            ready = self._ready.get(nbytes)
+            if ready:
+                block = heappop(ready)[1]
+            else:
+                block = self._take(nbytes) or self._take_at_any_price(nbytes)
+            # As `_taken`, which costs a call for every block.
+            block.in_use = True
+            block.label = scope.current
+            allocated = self._allocated = self._allocated + block.nbytes
+            if allocated > self._peak_allocated:
+                self._peak_allocated = allocated
+                self._most_allocated = max(self._most_allocated, allocated)
+            return block
+        finally:
+            self._busy = False
+            self._lock.release()
 
     def _taken(self, block: Block) -> Block:
         block.in_use = True

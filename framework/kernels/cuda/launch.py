@@ -51,14 +51,18 @@ def prepare(
     block = (ctypes.c_void_p * 5)(_ADDRESS, ctypes.addressof(arguments), _SIZE, ctypes.addressof(size), _END)
     where, launch_kernel, pack = ctypes.addressof(block), driver.launchKernel, head.pack_into
     columns, rows = grid
+    acquire, release = _lock.acquire, _lock.release
 
     def launch(stream: int, *given: Any, _kept: Any = (block, size)) -> None:
+        # A `with` would cost as much again as what is done in it.
+        acquire()
         try:
-            with _lock:
-                pack(arguments, 0, *given)
-                launch_kernel(function, columns, rows, 1, threads, 1, 1, 0, stream, 0, where)
+            pack(arguments, 0, *given)
+            launch_kernel(function, columns, rows, 1, threads, 1, 1, 0, stream, 0, where)
         except driver.CUDADriverError as error:
             raise cuda.translated(error, "launching a kernel") from error
+        finally:
+            release()
 
     return launch
 

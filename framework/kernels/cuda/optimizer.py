@@ -9,10 +9,10 @@ from math import prod
 from framework.device import Device
 from framework.dtype import DType
 from framework.kernels.cuda import compiler, elementwise, launch
-from framework.kernels.cuda.geometry import Shape, walk
+from framework.kernels.cuda.geometry import walk
 from framework.kernels.table import kernel
 from framework.vm import scratch
-from framework.vm.array import Array, contiguous_stride, group
+from framework.vm.array import Array, Layout, contiguous_stride, group
 
 # How many tensors one launch takes: the least of these that holds all. An argument block may have 32764 bytes.
 _CAPACITIES = (16, 64, 192, 512, 1000)
@@ -60,11 +60,9 @@ def _step(
     capacity, run, odd = _plan(
         device,
         dtype,
-        tuple([array.shape for array in parameters]),
-        tuple([array.stride for array in parameters]),
-        None if buffers is None else tuple([array.stride for array in buffers]),
-        tuple([array.stride for array in grads]),
-        tuple([array.dtype for array in grads]),
+        tuple([array.layout for array in parameters]),
+        None if buffers is None else tuple([array.layout for array in buffers]),
+        tuple([array.layout for array in grads]),
     )
     if run is None:
         return
@@ -74,10 +72,10 @@ def _step(
         grads[i] = _stand_in(grads[i], dtype, None)
         if buffers is not None:
             buffers[i] = _stand_in(buffers[i], dtype, back)
-    size, rest = dtype.itemsize, [0] * (capacity - len(parameters))
-    given = [array.storage.ptr + array.offset * size for array in parameters]
-    held = [0] * len(given) if buffers is None else [a.storage.ptr + a.offset * size for a in buffers]
-    taken = [array.storage.ptr + array.offset * size for array in grads]
+    rest = [0] * (capacity - len(parameters))
+    given = [array.ptr for array in parameters]
+    held = [0] * len(given) if buffers is None else [array.ptr for array in buffers]
+    taken = [array.ptr for array in grads]
     run(launch.stream(device), *given, *rest, *held, *rest, *taken, *rest, *numbers)
     for array, stand_in in back:
         elementwise.copy(array, stand_in)
@@ -87,20 +85,16 @@ def _step(
 def _plan(
     device: Device,
     dtype: DType,
-    shapes: tuple[Shape, ...],
-    strides: tuple[Shape, ...],
-    buffer_strides: tuple[Shape, ...] | None,
-    grad_strides: tuple[Shape, ...],
-    grad_types: tuple[DType, ...],
+    parameters: tuple[Layout, ...],
+    buffers: tuple[Layout, ...] | None,
+    grads: tuple[Layout, ...],
 ) -> tuple[int, Callable[..., None] | None, list[int]]:
     """The capacity of the launch, the launch, and which parameters do not lie densely and like their gradients."""
-    counts = [prod(shape) for shape in shapes]
+    counts = [prod(layout.shape) for layout in parameters]
     odd = [
         i
-        for i, (count, shape, *others) in enumerate(
-            zip(counts, shapes, strides, buffer_strides or strides, grad_strides, strict=True)
-        )
-        if count and not (walk(shape, *others).is_dense and grad_types[i] is dtype)
+        for i, (count, own, held, grad) in enumerate(zip(counts, parameters, buffers or parameters, grads, strict=True))
+        if count and not (walk(own.shape, own.stride, held.stride, grad.stride).is_dense and grad.dtype is dtype)
     ]
     capacity = next(size for size in _CAPACITIES if len(counts) <= size)
     chunk = _CHUNK_BYTES // dtype.itemsize

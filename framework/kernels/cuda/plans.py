@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from math import prod
 from time import perf_counter
 
 from framework import backends
@@ -32,7 +33,9 @@ _TENSOR_CORE, _DOWN_CONVERT, _NONDETERMINISTIC = 0, 1, 4
 _COMPILES_AT_RUN_TIME = 0
 _MOST_PIECES = 16
 _TIMED_RUNS = 5
-_KIND_ON_DISK = "cudnn-plans"
+# What a convolution of any size may use.
+_SMALL_WORKSPACE_BYTES = 32 * 1024 * 1024
+_KIND_ON_DISK = "cudnn-plans-2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +125,9 @@ def _in_pieces(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> Choi
 def _suggestions(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> tuple[list[Plan], bool]:
     """Up to `timed_plans` plans, best guess first, and whether none before the first was too large for the workspace."""
     graph = _graph(handle, problem)
+    most = workspace_limit(problem, wanted)
     plans: list[Plan] = []
+    larger: Plan | None = None
     first_fits = True
     refused: CudnnError | None = None
     for mode in (_HEURISTICS_A, _HEURISTICS_FALLBACK):
@@ -135,18 +140,28 @@ def _suggestions(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> tu
                 # The heuristics also name engines that do not serve the shape; the next one may.
                 refused = error
                 continue
-            if plan.workspace_bytes > wanted.workspace_bytes:
+            if plan.workspace_bytes > most:
                 first_fits = first_fits and bool(plans)
+                if plan.workspace_bytes <= wanted.workspace_bytes:
+                    larger = larger or plan
                 continue
             plans.append(plan)
             if len(plans) >= wanted.timed_plans:
                 return plans, first_fits
         if plans:
             return plans, first_fits
+    if larger is not None:
+        return [larger], True
     raise RuntimeError(
         f"cuDNN {cudnn.version()} has no algorithm for {problem} under {wanted}; convert to float32, raise"
         " flow.backends.cudnn.workspace_bytes, or allow more of flow.backends"
     ) from refused
+
+
+def workspace_limit(problem: Problem, wanted: Settings) -> int:
+    """The most scratch memory for a convolution, in bytes: for a small one, a fast algorithm must not set a step's peak."""
+    operands = sum(prod(shape) for shape in (problem.x, problem.weight, problem.y)) * cudnn.ITEM_BYTES[problem.dtype]
+    return min(wanted.workspace_bytes, max(_SMALL_WORKSPACE_BYTES, 2 * operands))
 
 
 def _graph(handle: cudnn.Handle, problem: Problem) -> Descriptor:
