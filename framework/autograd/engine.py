@@ -13,6 +13,7 @@ from framework.autograd.node import Hook, Node
 from framework.device import Device
 from framework.vm import schedule, scope
 from framework.vm.array import Array
+from framework.vm.runtime import runtime
 from framework.vm.scope import here
 from framework.vm.storage import Storage
 
@@ -31,8 +32,11 @@ def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> No
     _running.callbacks = callbacks
     try:
         with no_grad():
-            with schedule.backward() as move:
-                _walk(root.edge(), gradient, retain_graph, move)
+            try:
+                with schedule.backward() as move:
+                    _walk(root.edge(), gradient, retain_graph, move)
+            finally:
+                runtime(gradient.storage.device).join()
             for callback in callbacks:
                 callback()
     finally:
@@ -65,8 +69,8 @@ class _Pending:
 
     __slots__ = ("first", "missing", "others")
 
-    def __init__(self) -> None:
-        self.missing = 1
+    def __init__(self, missing: int = 1) -> None:
+        self.missing = missing
         self.first: Gradient | None = None
         self.others: dict[int, Gradient] | None = None
 
@@ -86,10 +90,21 @@ class _Pending:
             in_parts = type(target) is Node and target.operation.takes_parts and not target.hooks
             gathered.add(array, owned, in_parts=in_parts)
 
+    def owned_storages(self, node: Node) -> list[Storage]:
+        """The memory that is handed to the backward of `node` alone; a hook may keep what it sees."""
+        if node.hooks:
+            return []
+        if self.others is None:
+            return [] if self.first is None else self.first.owned_storages()
+        return [storage for grad in self.by_output().values() for storage in grad.owned_storages()]
+
     def by_output(self) -> dict[int, Gradient]:
         """The gradients that came, by output."""
         first = {} if self.first is None else {0: self.first}
         return first if self.others is None else first | self.others
+
+
+_ONCE = _Pending()
 
 
 def _walk(
@@ -109,8 +124,7 @@ def _walk(
             move(node.runtime.device)
         made = next_serial()
         grads = pending.pop(id(node))
-        # What is handed to the backward alone; a hook may keep what it sees.
-        lent = [] if node.hooks else [s for grad in grads.by_output().values() for s in grad.owned_storages()]
+        lent = grads.owned_storages(node)
         results = _run(node, grads, retain_graph)
         storages = [None if result is None else result.storage for result in results]
         for edge, result in zip(node.edges, results):  # noqa: B905 - `_run` has counted them
@@ -118,7 +132,6 @@ def _walk(
                 continue
             target, index = edge
             waiting = pending[id(target)]
-            waiting.missing -= 1
             if result is not None:
                 storage = result.storage
                 # Made by the backward just run, or passed on by it, whole, and handed out once: nobody else holds it.
@@ -127,13 +140,14 @@ def _walk(
                     and storages.count(storage) == 1
                     and storage.nbytes == result.layout.nbytes
                 )
-                if not waiting.missing and waiting.first is None and type(target) is not Node:
-                    # A leaf with one gradient, as most parameters are, takes it at once.
+                if waiting is _ONCE:
                     target.accumulate(result, owned=owned)
                     continue
                 waiting.add(target, index, result, owned)
-            if not waiting.missing:
-                _release(target, waiting, ready)
+            if waiting is not _ONCE:
+                waiting.missing -= 1
+                if not waiting.missing:
+                    _release(target, waiting, ready)
         # Nothing here may keep a gradient alive while the next node runs.
         del results, storages, lent, grads
         result = storage = waiting = None  # type: ignore[assignment]
@@ -149,7 +163,10 @@ def _release(target: Any, waiting: _Pending, ready: list[tuple[int, Node]]) -> N
 
 
 def _uses(root: Any) -> dict[int, _Pending]:
-    """What the walk from `root` will come to, each with the number of edges that lead to it."""
+    """What the walk from `root` will come to, each with the number of edges that lead to it.
+
+    A leaf with one edge, as most parameters are, takes its gradient at once: `_ONCE` stands for it.
+    """
     found = {id(root): _Pending()}
     stack = [root] if type(root) is Node else []
     while stack:
@@ -158,12 +175,16 @@ def _uses(root: Any) -> dict[int, _Pending]:
                 continue
             target = edge[0]
             known = found.get(id(target))
-            if known is not None:
+            if known is None:
+                if type(target) is Node:
+                    found[id(target)] = _Pending()
+                    stack.append(target)
+                else:
+                    found[id(target)] = _ONCE
+            elif known is _ONCE:
+                found[id(target)] = _Pending(2)
+            else:
                 known.missing += 1
-                continue
-            found[id(target)] = _Pending()
-            if type(target) is Node:
-                stack.append(target)
     return found
 
 

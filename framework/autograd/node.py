@@ -32,6 +32,7 @@ class Node:
     """
 
     __slots__ = (
+        "_remade",
         "_remade_version",
         "_saved",
         "_versions",
@@ -63,6 +64,7 @@ class Node:
         self.freed = False
         self.scope = scope.current
         self.number = next(_numbers)
+        self._remade = False
         self._remade_version: int | None = None
         self._saved: tuple[Any, ...] = ()
         self._versions: tuple[int, ...] = ()
@@ -71,6 +73,7 @@ class Node:
         """Keeps arrays for backward, or what `input` gave for them; nothing is kept where nothing is recorded."""
         if self.recording:
             self._saved = arrays
+            self._remade = Node in map(type, arrays)
             self._versions = tuple([a.storage.version if type(a) is Array else -1 for a in arrays])
 
     def room(self, position: int, layout: Layout) -> Array:
@@ -93,19 +96,27 @@ class Node:
             return edge[0]
         return array
 
+    def leads_to_leaf(self, position: int) -> bool:
+        """Whether the gradient of an input is wanted by a leaf, rather than for the walk to go on."""
+        edge = self.edges[position]
+        return edge is not None and type(edge[0]) is not Node
+
     @property
     def saved(self) -> tuple[Array | None, ...]:
         """The saved arrays. Raises RuntimeError if one was written to since."""
-        remade = False
+        kept = self.kept
+        return tuple([a.remake() if type(a) is Node else a for a in kept]) if self._remade else kept
+
+    @property
+    def kept(self) -> tuple[Any, ...]:
+        """As `saved`, but those that are to be made again are left to the caller: as nodes, which `remake`."""
         for array, version in zip(self._saved, self._versions):  # noqa: B905 - made together, and often walked
-            if version < 0:
-                remade = remade or array is not None
-            elif array.storage.version != version:
+            if version >= 0 and array.storage.version != version:
                 raise RuntimeError(
                     f"a tensor of shape {list(array.shape)} that {self!r} saved for backward was written in place "
                     f"since (it is at version {array.storage.version}, saved at {version}); write to a clone()"
                 )
-        return tuple([a.remake() if type(a) is Node else a for a in self._saved]) if remade else self._saved
+        return self._saved
 
     def remake(self) -> Array:
         """The output of the operation once more. Raises RuntimeError if what it was made from was freed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 from framework.autograd.function import Operation, apply
@@ -33,13 +34,25 @@ class Conv2d(Operation):
         needs_x, needs_weight, needs_bias = node.needs
         grad_x = grad_weight = grad_bias = None
         if needs_weight or needs_bias:
-            grad_weight = node.room(1, plan.grad_weight)
             grad_bias = node.room(2, plan.grad_bias) if needs_bias else None
-            kernels.conv2d_backward_weight(grad_weight, grad_bias, grad_y, x, **plan.geometry)
+            grad_weight = backward_weight(node, kernels, plan, grad_y, x, grad_bias)
         if needs_x:
             grad_x = kernels.new(plan.grad_x)
             kernels.conv2d_backward_input(grad_x, grad_y, weight, **plan.geometry)
         return grad_x, grad_weight if needs_weight else None, grad_bias
+
+
+def backward_weight(
+    node: Node, kernels: Runtime, plan: Plan, grad_y: Array, x: Array | None, grad_bias: Array | None = None
+) -> Array:
+    """The gradient of the weight, which is the second input of `node`; writes that of the bias."""
+    grad_weight = node.room(1, plan.grad_weight)
+    # The walk goes on with the gradient of x; that of a parameter has time.
+    on = kernels.beside(plan.multiplications)
+    if on is not kernels and not node.leads_to_leaf(1):
+        on = kernels
+    on.conv2d_backward_weight(grad_weight, grad_bias, grad_y, x, **plan.geometry)
+    return grad_weight
 
 
 def conv2d(
@@ -58,7 +71,7 @@ def conv2d(
     Raises ValueError where the shapes do not fit, TypeError where the element types do not.
     """
     check_tensors("conv2d", x, weight, bias)
-    plan = _plan(
+    found = plan(
         x.array.layout,
         weight.array.layout,
         None if bias is None else bias.array.layout,
@@ -67,7 +80,7 @@ def conv2d(
         dilation if type(dilation) is tuple else pair("dilation", dilation, least=1),
         groups,
     )
-    return apply(Conv2d, x, weight, bias, plan=plan)
+    return apply(Conv2d, x, weight, bias, plan=found)
 
 
 class Plan(NamedTuple):
@@ -78,10 +91,11 @@ class Plan(NamedTuple):
     grad_x: Layout
     grad_weight: Layout
     grad_bias: Layout
+    multiplications: int
 
 
 @lru_cache(maxsize=4096)
-def _plan(
+def plan(
     x: Layout, weight: Layout, bias: Layout | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
 ) -> Plan:
     """The plan for operands of these layouts. Raises ValueError or TypeError where they do not fit."""
@@ -109,6 +123,7 @@ def _plan(
         _nhwc(x.shape, x),
         Layout.like(weight),
         Layout.of((out_channels,), (1,), weight.dtype),
+        n * height * width * prod(weight.shape),
     )
 
 

@@ -87,7 +87,7 @@ class Machine:
         outputs = kernel.outputs
 
         def issue_kernel(*operands: Any, **attributes: Any) -> None:
-            if not self._plain and (self._observers or self._redirections or _is_used_elsewhere(operands)):
+            if not self._plain and (self._observers or self._redirections or _must_wait(operands, outputs)):
                 self.issue(Instruction(kernel, operands, attributes))
                 return
             # As `_count_writes`, which costs a call for every instruction.
@@ -127,6 +127,10 @@ class Machine:
     def current_stream(self, device: Device) -> Stream:
         """Where this thread's instructions for `device` go: to its first stream, or to the one that `using` names."""
         return _thread.streams.get(device) or self._firsts[device]
+
+    def goes_to_first(self, device: Device) -> bool:
+        """Whether this thread's instructions for `device` go to its first stream, but could go elsewhere, unobserved."""
+        return not (self._observers or self.keeps_to_first or device in _thread.streams)
 
     @contextmanager
     def using(self, stream: Stream) -> Iterator[None]:
@@ -215,16 +219,17 @@ _thread = _Thread()
 _NEWEST = 1 << 62
 
 
-def _is_used_elsewhere(operands: tuple) -> bool:
-    """Whether another stream than the first used an operand; where they come in tuples, perhaps."""
-    for operand in operands:
+def _must_wait(operands: tuple, outputs: int) -> bool:
+    """Whether another stream than the first wrote an operand, or used one that is to be written; for tuples, perhaps."""
+    for place, operand in enumerate(operands):
         if type(operand) is Array:
             uses = operand.storage.uses
             if uses is not None:
-                if not uses.is_joined():
+                if uses.is_joined():
+                    # Looked at once, not with every instruction to come.
+                    operand.storage.uses = None
+                elif uses.write is not None or place < outputs:
                     return True
-                # Looked at once, not with every instruction to come.
-                operand.storage.uses = None
         elif type(operand) is tuple:
             return True
     return False

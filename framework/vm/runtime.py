@@ -47,6 +47,16 @@ class Runtime:
         """Ends a stream behind what was issued to it. Raises what failed there."""
         machine.remove_stream(stream)
 
+    def beside(self, multiplications: int) -> Any:
+        """Where to issue an instruction of so much work whose result nothing waits for soon: here, where all else goes.
+
+        What it gives has the kernels as attributes, as this runtime has.
+        """
+        return self
+
+    def join(self) -> None:
+        """Lets whatever is issued from now on come after all that was issued beside it."""
+
     def empty(self, shape: tuple[int, ...], dtype: DType, stride: tuple[int, ...] | None = None) -> Array:
         """A new array with undefined values; `stride` must be dense, row-major where it is not given."""
         return self.new(Layout.of(shape, contiguous_stride(shape) if stride is None else stride, dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from framework.dtype import DType
 from framework.kernels.table import kernel
 from framework.vm import cuda, dependence
 from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
+from framework.vm.beside import Beside
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.memory import CachingAllocator
@@ -20,6 +22,8 @@ from framework.vm.stream import Stream
 
 _PIECE_BYTES = 8 * 1024 * 1024
 _PIECES = 2
+# Multiplications of an instruction that is worth the waits between two streams.
+_LEAST_BESIDE = 2_500_000_000
 
 
 class CudaRuntime(Runtime):
@@ -33,10 +37,25 @@ class CudaRuntime(Runtime):
         stream = cuda.CudaStream(device, "compute")
         super().__init__(device, CachingAllocator(cuda.CudaSource(device)), table_for(device), stream)
         self._staging = Staging(stream)
+        self._beside: Beside | None = None
 
     def open_stream(self, name: str) -> Stream:
         """A stream beside the compute stream, whose work the device prefers where it has to choose."""
         return machine.add_stream(cuda.CudaStream(self.device, name, urgent=True))
+
+    def beside(self, multiplications: int) -> Any:
+        """A second compute stream, for instructions that take the device longer than the host takes to send them there."""
+        if multiplications < _LEAST_BESIDE or not machine.goes_to_first(self.device):
+            return self
+        if self._beside is None:
+            stream = machine.add_stream(cuda.CudaStream(self.device, "beside"))
+            self._beside = Beside(self.table, stream)
+        return self._beside
+
+    def join(self) -> None:
+        """Lets whatever is issued from now on come after all that was issued beside it."""
+        if self._beside is not None:
+            self._beside.join()
 
     def from_host(self, values: np.ndarray, dtype: DType) -> Array:
         """A new array with a copy of `values`, converted to `dtype`; images and their like lie NHWC.
