@@ -65,7 +65,7 @@ class ResNet(Module):
         self.fc = Linear(channels, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.bn1(self.conv1(x), relu=True))
+        x = self.maxpool(self.bn1.after(self.conv1, x, relu=True))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(self.flatten(self.avgpool(x)))
 
@@ -84,9 +84,9 @@ class BasicBlock(Module):
         self.downsample = _shortcut(in_channels, channels, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.bn1(self.conv1(x), relu=True)
+        out = self.bn1.after(self.conv1, x, relu=True)
         shortcut = x if self.downsample is None else self.downsample(x)
-        return self.bn2(self.conv2(out), residual=shortcut, relu=True)
+        return self.bn2.after(self.conv2, out, residual=shortcut, relu=True)
 
 
 class Bottleneck(Module):
@@ -105,10 +105,10 @@ class Bottleneck(Module):
         self.downsample = _shortcut(in_channels, channels * self.expansion, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.bn1(self.conv1(x), relu=True)
-        out = self.bn2(self.conv2(out), relu=True)
+        out = self.bn1.after(self.conv1, x, relu=True)
+        out = self.bn2.after(self.conv2, out, relu=True)
         shortcut = x if self.downsample is None else self.downsample(x)
-        return self.bn3(self.conv3(out), residual=shortcut, relu=True)
+        return self.bn3.after(self.conv3, out, residual=shortcut, relu=True)
 
 
 def _convolution(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> Conv2d:

@@ -2,6 +2,7 @@
 
 from framework.ops import methods as _methods  # noqa: F401  (installs Tensor's operators)
 from framework.ops.convolution import conv2d
+from framework.ops.convolution_norm import conv2d_batch_norm
 from framework.ops.elementwise import add, divide, equal, exp, log, multiply, negative, relu, sqrt, subtract
 from framework.ops.linear import linear, matmul
 from framework.ops.loss import cross_entropy
@@ -17,6 +18,7 @@ __all__ = [
     "clone",
     "contiguous",
     "conv2d",
+    "conv2d_batch_norm",
     "cross_entropy",
     "divide",
     "equal",

@@ -37,17 +37,15 @@ class BatchNormTrain(Operation):
         momentum: float,
         relu: bool,
     ) -> Array:
-        y = kernels.new(Layout.like(x.layout))
-        mean, inv_std, mask = _kept(kernels, x, residual is not None, relu and node.recording)
-        kernels.batch_norm_train(
-            y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
-            eps=eps, momentum=momentum, relu=relu,
-        )  # fmt: skip
+        settings = {"eps": eps, "momentum": momentum, "relu": relu}
+        y, mean, inv_std, mask = train(
+            kernels, x, weight, bias, residual, running_mean, running_var, node.recording, **settings
+        )
         if node.recording:
             remakes = relu and residual is None and kernels.table.batch_norm_remakes(x)
-            # They lie in one storage: if one of them is written, so are all.
+            # mean, inv_std and mask lie in one storage: if one of them is written, so are all.
             node.save(x, weight, mean, y if mask is None and relu else None, bias if remakes else None)
-            node.note = (relu, _parameter_type(x, weight, bias), inv_std, mask)
+            node.note = (relu, parameter_type(x, weight, bias), inv_std, mask)
             if remakes:
                 node.remakes(y)
         return y
@@ -55,18 +53,11 @@ class BatchNormTrain(Operation):
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Gradient) -> tuple[Array | None, ...]:
         x, weight, mean, y, _ = node.saved
-        first, second = grad_y.array, grad_y.second
         relu, dtype, inv_std, mask = node.note
-        changed = relu or second is not None
-        # The residual's gradient may take the place of the first part, and that of x the place of the last.
-        spare = [second] if grad_y.second_owned else []
-        if grad_y.owned and (changed or not node.needs[3]):
-            spare.append(first)
-        grads = _new_gradients(node, kernels, x, dtype, changed=changed, spare=spare)
-        kernels.batch_norm_backward(
-            *grads, first, x, weight, mean, inv_std, y if mask is None else mask, second, relu=relu
+        grads = train_backward(
+            node, kernels, 1, node.needs[0], grad_y, x, weight, mean, inv_std, y if mask is None else mask, relu, dtype
         )
-        return _with_residual(node, grads, first)
+        return (*grads, None, None)
 
     @staticmethod
     def remake(node: Node, kernels: Runtime) -> Array:
@@ -98,16 +89,70 @@ class BatchNormEval(Operation):
         mask = _mask(node, kernels, x, residual, relu)
         kernels.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
         node.save(x, weight, running_mean, running_var, y if mask is None and relu else mask)
-        node.note = (relu, _parameter_type(x, weight, bias), eps)
+        node.note = (relu, parameter_type(x, weight, bias), eps)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
         x, weight, running_mean, running_var, mask = node.saved
         relu, dtype, eps = node.note
-        grads = _new_gradients(node, kernels, x, dtype, changed=relu, spare=[])
+        grads = _new_gradients(node, kernels, 1, node.needs[0], x, dtype, changed=relu, spare=[])
         kernels.batch_norm_eval_backward(*grads, grad_y, x, weight, running_mean, running_var, mask, eps=eps, relu=relu)
-        return _with_residual(node, grads, grad_y)
+        return (*_with_residual(node.needs[3], grads, grad_y), None, None)
+
+
+def train(
+    kernels: Runtime,
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    residual: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    is_recorded: bool,
+    *,
+    eps: float,
+    momentum: float,
+    relu: bool,
+) -> tuple[Array, Array, Array, Array | None]:
+    """What batch normalisation gives in training: y, mean, 1/√(variance + eps), and the mask of the ReLU for backward.
+
+    Where there is no mask although it `is_recorded`, y tells where the ReLU was open.
+    """
+    y = kernels.new(Layout.like(x.layout))
+    mean, inv_std, mask = _kept(kernels, x, residual is not None, relu and is_recorded)
+    kernels.batch_norm_train(
+        y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
+        eps=eps, momentum=momentum, relu=relu,
+    )  # fmt: skip
+    return y, mean, inv_std, mask
+
+
+def train_backward(
+    node: Node,
+    kernels: Runtime,
+    at: int,
+    needs_x: object,
+    grad_y: Gradient,
+    x: Array,
+    weight: Array | None,
+    mean: Array,
+    inv_std: Array,
+    mask: Array | None,
+    relu: bool,
+    dtype: DType,
+) -> tuple[Array | None, ...]:
+    """The gradients of x, weight, bias and residual as far as they are wanted; `at` is the weight's place in the inputs."""
+    first, second = grad_y.array, grad_y.second
+    changed = relu or second is not None
+    # The residual's gradient may take the place of the first part, and that of x the place of the last.
+    spare = [second] if second is not None and grad_y.second_owned else []
+    needs_residual = node.needs[at + 2]
+    if grad_y.owned and (changed or not needs_residual):
+        spare.append(first)
+    grads = _new_gradients(node, kernels, at, needs_x, x, dtype, changed=changed, spare=spare)
+    kernels.batch_norm_backward(*grads, first, x, weight, mean, inv_std, mask, second, relu=relu)
+    return _with_residual(needs_residual, grads, first)
 
 
 def batch_norm(
@@ -130,7 +175,7 @@ def batch_norm(
     Raises ValueError for shapes that do not fit, or for fewer than two values per channel in training.
     """
     check_tensors("batch_norm", x, residual, weight, bias, running_mean, running_var)
-    _check(
+    check(
         x.array.layout,
         None if residual is None else residual.array.layout,
         None if weight is None else weight.array.layout,
@@ -150,7 +195,7 @@ def batch_norm(
 
 
 @lru_cache(maxsize=4096)
-def _check(
+def check(
     x: Layout,
     residual: Layout | None,
     weight: Layout | None,
@@ -223,24 +268,24 @@ def _room(table: Any, x: Array, has_residual: bool, has_mask: bool) -> _Room:
     return _Room(start + mask_bytes, vector, Layout.of((mask_bytes,), (1,), uint8), start)
 
 
-def _parameter_type(x: Array, weight: Array | None, bias: Array | None) -> DType:
+def parameter_type(x: Array, weight: Array | None, bias: Array | None) -> DType:
     """The element type that weight and bias have, and so their gradients."""
     return weight.dtype if weight is not None else x.dtype if bias is None else bias.dtype
 
 
 def _new_gradients(
-    node: Node, kernels: Runtime, x: Array, dtype: DType, *, changed: bool, spare: list[Array]
+    node: Node, kernels: Runtime, at: int, needs_x: object, x: Array, dtype: DType, *, changed: bool, spare: list[Array]
 ) -> tuple[Array | None, ...]:
     """Room for the gradients. That of the residual is grad_y itself unless it is `changed` on the way.
 
     Images may take the place of the `spare` ones.
     """
-    needs_x, needs_weight, needs_bias, needs_residual, *_ = node.needs
+    needs_weight, needs_bias, needs_residual = node.needs[at : at + 3]
     vector = Layout.of(x.shape[1:2], (1,), dtype)
     return (
         _images(kernels, x, spare) if needs_x else None,
-        node.room(1, vector) if needs_weight else None,
-        node.room(2, vector) if needs_bias else None,
+        node.room(at, vector) if needs_weight else None,
+        node.room(at + 1, vector) if needs_bias else None,
         _images(kernels, x, spare) if needs_residual and changed else None,
     )
 
@@ -251,6 +296,5 @@ def _images(kernels: Runtime, x: Array, spare: list[Array]) -> Array:
     return kernels.new(Layout.like(x.layout))
 
 
-def _with_residual(node: Node, grads: tuple[Array | None, ...], grad_y: Array) -> tuple[Array | None, ...]:
-    residual = grad_y if node.needs[3] and grads[3] is None else grads[3]
-    return (*grads[:3], residual, None, None)
+def _with_residual(needed: object, grads: tuple[Array | None, ...], grad_y: Array) -> tuple[Array | None, ...]:
+    return (*grads[:3], grad_y) if needed and grads[3] is None else grads

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import framework as flow
+from framework import ops
 from framework.autograd.function import Operation
 from framework.nn import functional as F
 from tests.framework.kernels.cases import draw
@@ -35,6 +36,12 @@ def batch_norm(relu: bool, training: bool) -> Any:
         return F.batch_norm(x, mean, variance, weight, bias, training=training, residual=residual, relu=relu)
 
     return function
+
+
+def conv2d_batch_norm(x: flow.Tensor, kernel: flow.Tensor, *others: flow.Tensor) -> flow.Tensor:
+    mean, variance = flow.from_numpy(draw(3, seed=8)), flow.from_numpy(positive(3, seed=9))
+    weight, bias, residual = others
+    return ops.conv2d_batch_norm(x, kernel, mean, variance, weight, bias, residual=residual)
 
 
 def cross_entropy(logits: flow.Tensor) -> flow.Tensor:
@@ -98,6 +105,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "max_pool2d": (lambda x: F.max_pool2d(x, 3, 2, 1), apart(2, 2, 5, 4)),
     "max_pool2d, oblong": (lambda x: F.max_pool2d(x, (2, 1)), apart(1, 2, 4, 3)),
     "global_avg_pool2d": (F.global_avg_pool2d, draw(2, 3, 2, 3)),
+    "conv2d_batch_norm": (conv2d_batch_norm, draw(2, 2, 2, 4, seed=4), draw(3, 2, 1, 1, seed=5), *NORMALISED[1:]),
     "batch_norm": (batch_norm(False, True), *NORMALISED),
     "batch_norm + relu": (batch_norm(True, True), *NORMALISED),
     "batch_norm, eval": (batch_norm(False, False), *NORMALISED),
