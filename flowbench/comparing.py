@@ -33,7 +33,7 @@ LIMITS = "flowbench.toml"
 _MOST_REASONS = 5
 
 # The repository whose refs are compared: the one this harness is part of.
-REPOSITORY = Path(flowbench.__file__).parent
+REPOSITORY = Path(flowbench.__file__).parent.parent
 
 
 def compare(

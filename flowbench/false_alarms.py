@@ -25,7 +25,7 @@ from flowbench.judge.verdict import Verdict
 from flowbench.measure.plan import NO_REFERENCE, Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.processes import child_environment
-from flowbench.measure.refs import placed_sides
+from flowbench.measure.refs import placed_copy
 from flowbench.measure.session import Silent
 from flowbench.measure.together import Place, run_comparison
 from flowbench.record import aa as record
@@ -39,7 +39,7 @@ from flowbench.sitting import interruptible
 _LOAD_S = (0.2, 3.0)
 
 # The repository whose working tree is measured: the one this harness is part of.
-REPOSITORY = Path(flowbench.__file__).parent
+REPOSITORY = Path(flowbench.__file__).parent.parent
 
 _CHANGED = (Verdict.SLOWER, Verdict.FASTER)
 
@@ -50,8 +50,7 @@ def aa(
     """Measure until the file `out` has so many sittings, and report; killed or interrupted, it goes on where it was."""
     done = 0
     try:
-        with interruptible(), placed_sides(REPOSITORY, "HEAD", None) as (_, head):
-            # One commit stands for both sides; which of the two folders does not matter, but it must be one.
+        with interruptible(), placed_copy(REPOSITORY) as head:
             document = plan_comparison(
                 replace(request, reference=NO_REFERENCE), command, head.side, head.side, {}, [*_sides(slowdowns)], False
             )

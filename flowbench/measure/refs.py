@@ -42,7 +42,7 @@ def placed_sides(repository: Path, base: str, head: str | None) -> Iterator[tupl
     """
     root = _root(repository)
     asked = [(base, _resolve(root, base)), (head, _resolve(root, head) if head else None)]
-    with _folder(root) as folder:
+    with _pruned(root), _folder() as folder:
         placed = []
         for (ref, commit), role in zip(asked, ("base", "head"), strict=True):
             if ref is None or commit is None:
@@ -51,6 +51,26 @@ def placed_sides(repository: Path, base: str, head: str | None) -> Iterator[tupl
                 source, side = _check_out(root, ref, commit, folder / role), Side(ref, Git(commit, None, False))
             placed.append(PlacedSide(side, str(_linked(source, folder / f"{role}-path", side.asked))))
         yield placed[0], placed[1]
+
+
+@contextlib.contextmanager
+def placed_copy(root: Path) -> Iterator[PlacedSide]:
+    """The package in the folder `root` as it is now, for as long as the context lasts; needs no git."""
+    if not (root / PACKAGE).is_dir():
+        raise FlowbenchError(f"{root} has no {PACKAGE}/: there is nothing in it to measure")
+    with _folder() as folder:
+        shutil.copytree(root / PACKAGE, folder / "copy" / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
+        yield PlacedSide(
+            Side(WORKING_TREE, read_git(root)), str(_linked(folder / "copy", folder / "path", WORKING_TREE))
+        )
+
+
+@contextlib.contextmanager
+def _pruned(root: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        _git(root, "worktree", "prune")  # git's own notes of worktrees whose folders are gone
 
 
 def _root(repository: Path) -> Path:
@@ -78,7 +98,7 @@ def _resolve(root: Path, ref: str) -> str:
 
 
 @contextlib.contextmanager
-def _folder(root: Path) -> Iterator[Path]:
+def _folder() -> Iterator[Path]:
     """A new folder in the cache, held by a lock, and removed with the worktrees in it."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowbench" / "sides"
     try:
@@ -95,7 +115,6 @@ def _folder(root: Path) -> Iterator[Path]:
         yield folder
     finally:
         _remove(folder)
-        _git(root, "worktree", "prune")
         os.close(lock)
 
 

@@ -35,8 +35,9 @@ def other_rules(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType
     return module
 
 
-def test_the_readme_says_what_the_samples_say(folder: Path, other_rules: ModuleType) -> None:
-    text, samples = (folder / "README.md").read_text(), folder / "sittings.jsonl.xz"
+@pytest.mark.parametrize("name", ["sittings", "unchanged"])
+def test_the_readme_says_what_the_samples_say(folder: Path, other_rules: ModuleType, name: str) -> None:
+    text, samples = (folder / "README.md").read_text(), folder / f"{name}.jsonl.xz"
     assert report(samples) in text
     assert other_rules.table(samples) in text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowbench.errors import FlowbenchError
-from flowbench.measure.refs import placed_sides
+from flowbench.measure.refs import placed_copy, placed_sides
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -76,6 +76,21 @@ def test_a_ref_and_the_working_tree_as_it_is_now(repository: Path, cache: Path) 
         assert sorted(path.name for path in Path(head.import_path).iterdir()) == ["framework"]
     assert list(cache.iterdir()) == []
     assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+def test_a_copy_needs_no_git(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FlowbenchError, match="has no framework/"), placed_copy(tmp_path):
+        pass
+    (tmp_path / "framework").mkdir()
+    (tmp_path / "framework/__init__.py").write_text("VALUE = 1")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        with placed_copy(tmp_path) as side:
+            (tmp_path / "framework/__init__.py").write_text("VALUE = 2")
+            patch.undo()
+            assert value(side.import_path) == "1"
+            assert side.side.git is None
+    assert list(cache.glob("*")) == []
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next(repository: Path, cache: Path) -> None:
