@@ -34,7 +34,7 @@ _COMPILES_AT_RUN_TIME = 0
 _MOST_PIECES = 16
 _TIMED_RUNS = 5
 # What a convolution of any size may use.
-_SMALL_WORKSPACE_BYTES = 32 * 1024 * 1024
+_SMALL_WORKSPACE_BYTES = 16 * 1024 * 1024
 _KIND_ON_DISK = "cudnn-plans-2"
 
 
