@@ -107,6 +107,6 @@ def new_group(ranks: list[int]) -> Group:
     chosen = tuple(ranks)
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= rank < current.size for rank in chosen):
         raise ValueError(f"a group has different ranks from 0 to {current.size - 1}, at least one; got {list(ranks)}")
-    group = Group(current, f"group {len(current.groups)}", chosen)
+    group = Group(current, str(len(current.groups)), chosen)
     current.groups.append(group)
     return group

@@ -73,7 +73,7 @@ told(lambda: dist.barrier(group))
     zero, one = finish(start(code, 2))
     assert one.status == -signal.SIGKILL
     assert zero.status == 0, zero.text
-    assert "the first collective of group group 1 on cpu: rank 0 came, rank 1 did not: rank 1 ended" in zero.text
+    assert "the first collective of group 1 on cpu: rank 0 came, rank 1 did not: rank 1 ended" in zero.text
 
 
 def test_different_collectives_are_told_by_name() -> None:

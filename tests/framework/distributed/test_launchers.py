@@ -127,7 +127,7 @@ def test_mpi_names_different_calls_and_who_does_not_come(tmp_path: Path) -> None
     )
     assert "rank 0 calls all_reduce(float32[3], sum); rank 1 calls all_reduce(float32[4], sum)" in answer.stdout
     assert (
-        "all_reduce(float32[3], sum), number 2 of group group 2/mpi/cpu: rank 0 came, rank 1 did not within 2 s"
+        "all_reduce(float32[3], sum), number 2 of group 2/mpi/cpu: rank 0 came, rank 1 did not within 2 s"
         in answer.stdout
     )
 
