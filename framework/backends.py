@@ -17,8 +17,8 @@ class CudnnSettings:
     """How convolutions on CUDA devices choose their algorithm.
 
     `allow_tf32`: float32 is multiplied with 10 bits of mantissa, several times faster.
-    `workspace_bytes`: the most scratch memory that an algorithm may use; for a small convolution it is less, 16 MiB or twice what
-    its operands take, unless no algorithm does with that.
+    `workspace_bytes`: the most scratch memory that an algorithm may use; for a small convolution it is less, 16 MiB or
+    twice what its operands take, unless no algorithm does with that.
     `timed_plans`: how many of cuDNN's suggestions are timed when a shape is met first; 1 takes its first.
     """
 
