@@ -115,6 +115,8 @@ CASES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 walked: set[type[Operation]] = set()
+# They take more than one device or rank: cuda/test_pinned.py and nn/test_data_parallel.py have their gradients.
+ELSEWHERE = {"Move", "SyncBatchNorm", "_AllReduce"}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -144,7 +146,7 @@ def test_every_operation_with_a_gradient_is_checked() -> None:
         and operation.backward is not Operation.backward
     }  # fmt: skip
     if walked:  # empty where this test was picked alone
-        assert {o.__name__ for o in differentiable} == {o.__name__ for o in walked}
+        assert {o.__name__ for o in differentiable} - ELSEWHERE == {o.__name__ for o in walked}
 
 
 def test_the_gradient_of_a_kink_is_0() -> None:
