@@ -65,11 +65,11 @@ def aa(
             while done < sittings:
                 record.add(out, _sitting(document, places, load))
                 done += 1
+                _keep(*record.read(out))
                 click.echo(f"{done} of {sittings} sittings: {_brief(out)}", err=True)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted after {done} sittings, which are in {out}; the same command goes on") from None
-    setting, all_sittings = record.read(out)
-    _keep(setting, all_sittings)
+    _keep(*record.read(out))
     return report(out)
 
 
