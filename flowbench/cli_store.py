@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from flowbench.cli_types import Days
 from flowbench.output import read_text, say
 
 _STORE = click.option(
@@ -60,7 +61,7 @@ def pull(**place: Any) -> None:
 
 @store.command()
 @_STORE
-@click.option("--older-than", "days", type=click.FloatRange(0, 36_500), required=True, metavar="DAYS",
+@click.option("--older-than", "days", type=Days(), required=True, metavar="DAYS",
               help="Only runs older than so many days.")  # fmt: skip
 @click.option("--referred-in", "referring", multiple=True, type=click.Path(path_type=Path), default=(Path("reports"),),
               show_default=True, metavar="PATH",

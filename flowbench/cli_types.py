@@ -54,6 +54,21 @@ class Seconds(click.ParamType):
         return seconds
 
 
+class Days(click.ParamType):
+    """A number of days from 0; what is no number is refused, which click's own range lets through."""
+
+    name = "days"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            days = float(value)
+        except ValueError:
+            days = -1.0
+        if not 0 <= days <= 36_500:
+            self.fail(f"{value!r} is no number of days, expected 0 to 36500", param, ctx)
+        return days
+
+
 class Bytes(click.ParamType):
     """A size of at least a byte, with or without a unit."""
 

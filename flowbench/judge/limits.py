@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ _MEMORY: dict[str, MemoryKind] = {
 }
 _KEYS = ("cell", *_THRESHOLDS, "exit_code")
 _MIB = 1024 * 1024
+_MOST = 1e15  # of any threshold: TOML's whole numbers have no end, and Python cannot make all of them floats
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,10 @@ def parse_limits(text: str, source: str) -> tuple[Limit, ...]:
     """
     try:
         tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FlowbenchError(f"{source}: not TOML: {error}") from None
+    except RecursionError:
+        raise FlowbenchError(f"{source}: nested too deeply, expected tables [[limit]]") from None
+    except ValueError as error:  # TOMLDecodeError, or a whole number of thousands of digits
+        raise FlowbenchError(f"{source}: not TOML that can be read: {error}") from None
     unknown = [key for key in tree if key != "limit"]
     if unknown or not isinstance(tree.get("limit", []), list):
         raise FlowbenchError(
@@ -96,14 +98,16 @@ def _limit(table: Any, where: str) -> Limit:
     if not isinstance(pattern, str) or not pattern:
         raise FlowbenchError(f"{where}: its cell is {pattern!r}, expected a pattern such as 'flow-eager/resnet50/*'")
     if not isinstance(code, int) or isinstance(code, bool) or not 1 <= code <= 125 or code == 2:
-        raise FlowbenchError(f"{where}: its exit_code is {code!r}, expected 1 or 3 to 125 (2 is: could not judge)")
+        raise FlowbenchError(f"{where}: its exit_code is {code!r:.40}, expected 1 or 3 to 125 (2 is: could not judge)")
     thresholds = {name: table[name] for name in _THRESHOLDS if name in table}
     if not thresholds:
         raise FlowbenchError(f"{where}: it has no threshold, expected some of {', '.join(_THRESHOLDS)}")
     for name, value in thresholds.items():
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= _MOST
         if not usable:
-            raise FlowbenchError(f"{where}: its {name} is {value!r}, expected a number from 0 (not a text)")
+            raise FlowbenchError(
+                f"{where}: its {name} is {value!r:.40}, expected a number from 0 to {_MOST:g} (not a text)"
+            )
     return Limit(pattern, {name: float(value) for name, value in thresholds.items()}, code)
 
 

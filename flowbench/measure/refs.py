@@ -93,7 +93,9 @@ def _resolve(root: Path, ref: str) -> str:
             if shallow
             else "see git branch --all, git tag; a remote's branch may have to be fetched first"
         )
-        raise FlowbenchError(f"unknown ref {ref!r}, expected a branch, tag or commit of {root}: {way_out}")
+        raise FlowbenchError(
+            f"unknown ref {ref!r}, expected a branch, tag or commit of {root}, or a run document's file: {way_out}"
+        )
     return commit
 
 

@@ -212,6 +212,8 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(tmp_path: Path)
     ("arguments", "said"),
     [
         (["compare", "nowhere"], "unknown ref 'nowhere'"),
+        (["compare", "none.json", "neither.json"], "unknown ref 'none.json', expected a branch, tag or commit of"),
+        (["compare", "none.json", "neither.json"], "or a run document's file"),
         (["compare", "quick", "--pairs", "2", "--engine", "toy-sided", "--model", "linear"], "expected at least 6"),
         (["aa", "--slowdown", "0%"], "'0%' is no slowdown"),
         (["aa", "--slowdown", "x"], "'x' is no slowdown"),

@@ -79,6 +79,7 @@ def test_comments_are_imported(flowbench: Callable[..., tuple[int, str, str]], t
         (("store", "push"), "reports/store: no such folder"),
         (("store", "add", "none.json"), "none.json: No such file or directory"),
         (("store", "prune"), "Missing option '--older-than'"),
+        (("store", "prune", "--older-than", "nan"), "'nan' is no number of days, expected 0 to 36500"),
         (("store", "pull", "--repository", "."), "git rev-parse failed in ."),
     ],
 )
