@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from framework.kernels.onednn import descriptors
+from framework.kernels.onednn import descriptors, patches
 from framework.kernels.onednn.descriptors import Descriptor, dimensions
 from framework.kernels.onednn.library import library
 from framework.kernels.onednn.primitive import (
@@ -33,7 +33,7 @@ from framework.vm.array import Array
 Pair = tuple[int, int]
 Shape = tuple[int, ...]
 # What makes a convolution another one: stride, padding, dilation, groups.
-Geometry = tuple[Pair, Pair, Pair, int]
+Geometry = patches.Geometry
 
 _FORWARD_TRAINING = 64
 _DIRECT = 1
@@ -53,10 +53,14 @@ def conv2d(
 ) -> None:
     """As the reference kernel of the same name."""
     if descriptors.servable(y, x, weight, bias):
-        run = _forward(_layout(y), _layout(x), _layout(weight), bias is not None, (stride, padding, dilation, groups))
+        geometry = (stride, padding, dilation, groups)
+        run = _forward(_layout(y), _layout(x), _layout(weight), bias is not None, geometry)
         if run is not None and (bias is None or bias.is_contiguous):
             addresses = (y.ptr, x.ptr, weight.ptr)
             run(*addresses) if bias is None else run(*addresses, bias.ptr)
+            return
+        if patches.serves(x.shape, weight.shape, y.shape, geometry):
+            patches.conv2d(y, x, weight, bias, geometry)
             return
     reference.conv2d(y, x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
@@ -74,9 +78,13 @@ def conv2d_backward_input(
 ) -> None:
     """As the reference kernel of the same name."""
     if descriptors.servable(grad_x, grad_y, weight):
-        run = _backward_input(_layout(grad_x), _layout(grad_y), _layout(weight), (stride, padding, dilation, groups))
+        geometry = (stride, padding, dilation, groups)
+        run = _backward_input(_layout(grad_x), _layout(grad_y), _layout(weight), geometry)
         if run is not None:
             run(grad_x.ptr, grad_y.ptr, weight.ptr)
+            return
+        if patches.serves(grad_x.shape, weight.shape, grad_y.shape, geometry):
+            patches.conv2d_backward_input(grad_x, grad_y, weight, geometry)
             return
     reference.conv2d_backward_input(
         grad_x, grad_y, weight, stride=stride, padding=padding, dilation=dilation, groups=groups
@@ -102,6 +110,9 @@ def conv2d_backward_weight(
         if run is not None and (grad_bias is None or grad_bias.is_contiguous):
             addresses = (grad_weight.ptr, grad_y.ptr, x.ptr)
             run(*addresses) if grad_bias is None else run(*addresses, grad_bias.ptr)
+            return
+        if patches.serves(x.shape, grad_weight.shape, grad_y.shape, geometry):
+            patches.conv2d_backward_weight(grad_weight, grad_bias, grad_y, x, geometry)
             return
     reference.conv2d_backward_weight(
         grad_weight, grad_bias, grad_y, x, stride=stride, padding=padding, dilation=dilation, groups=groups
