@@ -54,7 +54,9 @@ def conv2d(
     """As the reference kernel of the same name."""
     if descriptors.servable(y, x, weight, bias):
         geometry = (stride, padding, dilation, groups)
-        run = _forward(_layout(y), _layout(x), _layout(weight), bias is not None, geometry)
+        run = None
+        if not patches.are_faster("forward", weight.shape, y.shape, geometry):
+            run = _forward(_layout(y), _layout(x), _layout(weight), bias is not None, geometry)
         if run is not None and (bias is None or bias.is_contiguous):
             addresses = (y.ptr, x.ptr, weight.ptr)
             run(*addresses) if bias is None else run(*addresses, bias.ptr)
@@ -79,7 +81,9 @@ def conv2d_backward_input(
     """As the reference kernel of the same name."""
     if descriptors.servable(grad_x, grad_y, weight):
         geometry = (stride, padding, dilation, groups)
-        run = _backward_input(_layout(grad_x), _layout(grad_y), _layout(weight), geometry)
+        run = None
+        if not patches.are_faster("backward_input", weight.shape, grad_y.shape, geometry):
+            run = _backward_input(_layout(grad_x), _layout(grad_y), _layout(weight), geometry)
         if run is not None:
             run(grad_x.ptr, grad_y.ptr, weight.ptr)
             return
@@ -106,7 +110,9 @@ def conv2d_backward_weight(
     """As the reference kernel of the same name."""
     if descriptors.servable(grad_weight, grad_bias, grad_y, x):
         geometry = (stride, padding, dilation, groups)
-        run = _backward_weight(_layout(grad_weight), grad_bias is not None, _layout(grad_y), _layout(x), geometry)
+        run = None
+        if not patches.are_faster("backward_weight", grad_weight.shape, grad_y.shape, geometry):
+            run = _backward_weight(_layout(grad_weight), grad_bias is not None, _layout(grad_y), _layout(x), geometry)
         if run is not None and (grad_bias is None or grad_bias.is_contiguous):
             addresses = (grad_weight.ptr, grad_y.ptr, x.ptr)
             run(*addresses) if grad_bias is None else run(*addresses, grad_bias.ptr)

@@ -22,6 +22,7 @@ from framework.kernels.onednn import (
     library,
     matmul,
     optimizer,
+    patches,
     pooling,
 )
 from framework.vm import Array, channels_last_stride, runtime
@@ -35,6 +36,64 @@ GEOMETRY = ((1, 1), (1, 1), (1, 1), 1)
 @pytest.mark.parametrize(("name", "case", "dtype"), check.all_cases(dtypes=(float32, float64)))
 def test_values(name, case, dtype):
     check.kernel(cpu, onednn.table(reference.TABLE), name, case, dtype)
+
+
+CONVOLUTIONS = ("conv2d", "conv2d_backward_input", "conv2d_backward_weight")
+
+
+@pytest.mark.parametrize(("name", "case", "dtype"), check.all_cases(names=CONVOLUTIONS))
+def test_values_by_patches_wherever_they_could_be_taken(name, case, dtype, monkeypatch):
+    monkeypatch.setattr(patches, "are_faster", lambda direction, weight, y, geometry: geometry[3] == 1)
+    monkeypatch.setattr(patches, "serves", lambda x, weight, y, geometry: geometry[3] == 1)
+    check.kernel(cpu, onednn.table(reference.TABLE), name, case, dtype)
+
+
+def test_no_product_of_a_small_resnet_is_left_to_numpy(monkeypatch):
+    def refuse(*arrays, **attributes):
+        raise AssertionError(f"left to NumPy: {arrays}")
+
+    for name in CONVOLUTIONS:
+        monkeypatch.setattr(convolution.reference, name, refuse)
+    for name in ("matmul", "linear", "linear_backward"):
+        monkeypatch.setattr(matmul.reference, name, refuse)
+    model = flow.models.resnet18(num_classes=1000)
+    images, labels = flow.randn(1, 3, 64, 64), flow.tensor([3])
+    flow.nn.CrossEntropyLoss()(model(images), labels).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_patches_are_taken_where_weights_outweigh_them():
+    def taken(images: int, size: int, channels: int, groups: int = 1) -> list[bool]:
+        y, weight, geometry = (
+            (images, channels, size, size),
+            (channels, channels // groups, 3, 3),
+            (*GEOMETRY[:3], groups),
+        )
+        return [
+            patches.are_faster(direction, weight, y, geometry)
+            for direction in ("forward", "backward_input", "backward_weight")
+        ]
+
+    assert taken(1, 2, 512) == [True, True, True]
+    assert taken(1, 7, 512) == [True, False, True]
+    assert taken(8, 7, 512) == [False, False, False]
+    assert taken(1, 2, 64) == [False, False, False]
+    assert taken(1, 2, 512, groups=2) == [False, False, False]
+
+
+def test_patches_are_bounded_by_the_operands():
+    many = (64, 1, 32, 32)
+    assert patches.serves(many, (1, 1, 3, 3), many, GEOMETRY)
+    assert not patches.serves(many, (1, 1, 7, 7), many, ((1, 1), (3, 3), (1, 1), 1))
+
+
+def test_patches_are_counted():
+    x, grad_y = _random(2, 64, 2, 2), _random(2, 64, 2, 2, seed=1)
+    grad_weight = runtime(cpu).empty((64, 64, 3, 3), float32)
+    flow.cpu.reset_peak_memory_stats()
+    before = flow.cpu.memory_allocated()
+    patches.conv2d_backward_weight(grad_weight, None, grad_y, x, GEOMETRY)
+    assert flow.cpu.max_memory_allocated() - before >= 2 * 2 * 2 * 64 * 3 * 3 * float32.itemsize
 
 
 def _layout(*shape: int) -> tuple:
