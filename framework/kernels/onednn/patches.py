@@ -48,6 +48,8 @@ def are_faster(direction: Direction, weight: Shape, y: Shape, geometry: Geometry
 
     The patches then take a quarter of the weights' memory at most.
     """
+    if direction == "backward_input" and weight[2:] == (1, 1):
+        return False  # there oneDNN's is as fast, or faster
     outputs_per_patch, weights = _WORTHWHILE[direction]
     patches = _patches_shape(y, weight)[0]
     return geometry[3] == 1 and weight[0] >= outputs_per_patch * patches and prod(weight) >= weights
@@ -72,9 +74,6 @@ def conv2d(y: Array, x: Array, weight: Array, bias: Array | None, geometry: Geom
 def conv2d_backward_input(grad_x: Array, grad_y: Array, weight: Array, geometry: Geometry) -> None:
     """grad_x: grad_y · weight, every patch added back to where it was taken from."""
     rows, columns = _rows(_read_images(grad_y)), _matrix(_read_weight(weight))
-    if _is_pixel_by_pixel(weight.shape, geometry) and grad_x.is_channels_last:
-        matmul.matmul(_rows(grad_x), rows, columns)
-        return
     patches = _array(_patches_shape(grad_y.shape, weight.shape))
     matmul.matmul(patches, rows, columns)
     taps, target = _by_tap(patches, weight.shape, grad_y.shape), _nhwc(grad_x)

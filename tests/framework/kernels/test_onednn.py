@@ -63,12 +63,9 @@ def test_no_product_of_a_small_resnet_is_left_to_numpy(monkeypatch):
 
 
 def test_patches_are_taken_where_weights_outweigh_them():
-    def taken(images: int, size: int, channels: int, groups: int = 1) -> list[bool]:
-        y, weight, geometry = (
-            (images, channels, size, size),
-            (channels, channels // groups, 3, 3),
-            (*GEOMETRY[:3], groups),
-        )
+    def taken(images: int, size: int, channels: int, groups: int = 1, kernel: int = 3) -> list[bool]:
+        y, weight = (images, channels, size, size), (channels, channels // groups, kernel, kernel)
+        geometry = ((1, 1), (kernel // 2,) * 2, (1, 1), groups)
         return [
             patches.are_faster(direction, weight, y, geometry)
             for direction in ("forward", "backward_input", "backward_weight")
@@ -79,6 +76,7 @@ def test_patches_are_taken_where_weights_outweigh_them():
     assert taken(8, 7, 512) == [False, False, False]
     assert taken(1, 2, 64) == [False, False, False]
     assert taken(1, 2, 512, groups=2) == [False, False, False]
+    assert taken(1, 2, 1024, kernel=1) == [True, False, True]
 
 
 def test_patches_are_bounded_by_the_operands():
