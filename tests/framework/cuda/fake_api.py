@@ -160,6 +160,10 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCudaApi]:
         runtimes, "_runtimes", {key: made for key, made in runtimes._runtimes.items() if key.type == "cpu"}
     )
     monkeypatch.setattr(devices, "_current", dict(devices._current))
+    # On a machine with GPUs, tests before this one leave real streams of the same devices.
+    real = [stream for stream in machine.streams if stream.device.type == "cuda"]
+    monkeypatch.setattr(machine, "_streams", [stream for stream in machine.streams if stream not in real])
+    monkeypatch.setattr(machine, "_firsts", {key: first for key, first in machine._firsts.items() if key.type == "cpu"})
     before = machine.streams
     yield api
     for stream in reversed(machine.streams):
