@@ -12,6 +12,7 @@ from flowbench.report.words import one_line
 
 _WIDTH, _HEIGHT = 380, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 12, 12, 34
+_MOST_BEYOND = 0.5  # how far intervals stretch an axis, by the extent of all points
 _MOST_WORDS = 40  # points told in words to a screen reader, beyond them the table serves
 
 
@@ -76,11 +77,16 @@ def line_chart(
     marks: Sequence[Mark] = (),
     joined: bool = True,
 ) -> Ready:
-    """Lines with intervals over one x axis; `level` is drawn as a line of its own (a ratio's 1)."""
+    """Lines with intervals over one x axis; `level` is drawn as a line of its own (a ratio's 1).
+
+    An interval that goes far beyond all points would flatten them: it ends in an arrow at the edge.
+    """
     points = [point for line in lines for point in line.points]
-    heights = [y for point in points for y in (point.y, point.low, point.high) if y is not None]
-    anchors = [*([0.0] if from_zero else []), *([] if level is None else [level])]
-    y_ticks = nice_ticks(min([*heights, *anchors]), max([*heights, *anchors]))
+    heights = [point.y for point in points] + [*([0.0] if from_zero else []), *([] if level is None else [level])]
+    room = _MOST_BEYOND * (max(heights) - min(heights) or abs(max(heights)))
+    edges = min(heights) - room, max(heights) + room
+    heights += [min(max(y, edges[0]), edges[1]) for point in points for y in (point.low, point.high) if y is not None]
+    y_ticks = nice_ticks(min(heights), max(heights))
     y = Scale(y_ticks, _HEIGHT - _BOTTOM, _TOP)
     xs = sorted({point.x for point in points})
     x = Scale([*xs, *(mark.x for mark in marks)], _LEFT + 8, _WIDTH - _RIGHT - 8, logarithmic=logarithmic)
@@ -223,7 +229,9 @@ def _drawn(line: Line, x: Scale, y: Scale, joined: bool, beside: float) -> str:
         parts.append(f'<path class="line" d="M{path}"/>')
     ends = [(x(point.x) + beside, point.low, point.high) for point in line.points]
     if many:  # so many intervals side by side are a band
-        known = [(at, y(low), y(high)) for at, low, high in ends if low is not None and high is not None]
+        known = [
+            (at, _within(y(low)), _within(y(high))) for at, low, high in ends if low is not None and high is not None
+        ]
         way = [f"{at:.1f} {low:.1f}" for at, low, _ in known] + [
             f"{at:.1f} {high:.1f}" for at, _, high in reversed(known)
         ]
@@ -232,13 +240,28 @@ def _drawn(line: Line, x: Scale, y: Scale, joined: bool, beside: float) -> str:
     for point in line.points:
         at = x(point.x) + beside
         if not many and point.low is not None and point.high is not None:
-            parts.append(f'<path class="whisker" d="M{at:.1f} {y(point.low):.1f}V{y(point.high):.1f}"/>')
+            parts.append(_whisker(at, y(point.low), y(point.high)))
         kind = "dot hollow" if point.hollow else "dot"
         parts.append(
             f'<circle class="{kind}" cx="{at:.1f}" cy="{y(point.y):.1f}" r="{1.6 if many else 3}">'
             f"<title>{_escaped(f'{line.name}: {point.note}')}</title></circle>"
         )
     return f'<g class="c{line.colour}" data-engine="{_escaped(line.name)}">{"".join(parts)}</g>'
+
+
+def _whisker(at: float, low: float, high: float) -> str:
+    """An interval from pixel `low` up to pixel `high`, with an arrow where it goes on beyond the chart."""
+    ends = _within(low), _within(high)
+    arrows = [
+        f"M{at - 3:.1f} {end + turn:.1f}L{at:.1f} {end:.1f}L{at + 3:.1f} {end + turn:.1f}"
+        for end, whole, turn in zip(ends, (low, high), (-4, 4), strict=True)
+        if end != whole
+    ]
+    return f'<path class="whisker" d="M{at:.1f} {ends[0]:.1f}V{ends[1]:.1f}{"".join(arrows)}"/>'
+
+
+def _within(pixel: float) -> float:
+    return min(max(pixel, _TOP), _HEIGHT - _BOTTOM)
 
 
 def _in_words(lines: Sequence[Line]) -> str:

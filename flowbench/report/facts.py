@@ -26,7 +26,8 @@ MEMORY_KINDS = {
     "peak reserved": "reserved_peak_bytes",
     "GPU used": "gpu_used_bytes",
 }
-_TELLING = ("peak allocated", "peak resident")
+# What says most of a step's memory, first the best.
+TELLING_KINDS = ("peak allocated", "peak resident")
 _ENDINGS = {
     "interrupted": "the sitting was interrupted before it",
     "running": "the sitting ended without a word (killed?) before it",
@@ -190,7 +191,7 @@ def largest_peak(side: Side | None, kind: str) -> int | None:
 
 def telling_memory(comparison: Comparison) -> tuple[float | None, int | None]:
     """Of the kinds of peaks the one that says most: subject's / reference's where both have it, and the subject's in bytes."""
-    kinds = [kind for kind in _TELLING if kind in comparison.memory_ratios] or _TELLING
+    kinds = [kind for kind in TELLING_KINDS if kind in comparison.memory_ratios] or TELLING_KINDS
     known = (kind for kind in kinds if largest_peak(comparison.subject, kind) is not None)
     kind = next(known, None)
     return (

@@ -11,7 +11,7 @@ from flowbench.judge.series import STEP_TIME, Series
 from flowbench.record.profile import Profile
 from flowbench.report import charts
 from flowbench.report.charts import Line, Mark, Point
-from flowbench.report.facts import MEMORY_KINDS, MIB, Comparison, Facts, Side, largest_peak
+from flowbench.report.facts import MEMORY_KINDS, MIB, TELLING_KINDS, Comparison, Facts, Side, largest_peak
 from flowbench.report.templating import Ready
 from flowbench.report.words import counted, milliseconds, spread
 
@@ -167,7 +167,7 @@ def _speed(
 def _memory(
     members: Sequence[Comparison], label: str, word: str, value: Callable[[Case], int], colours: Mapping[str, int]
 ) -> Figure | None:
-    """The kind of peak that most sides have, of each side's largest rank."""
+    """The kind of peak that most sides have, of several the most telling one; of each side's largest rank."""
     sides: dict[tuple[str, int], Side] = {}
     for member in members:
         for side in (member.reference, member.subject):
@@ -176,7 +176,7 @@ def _memory(
     known = {kind: sum(largest_peak(side, kind) is not None for side in sides.values()) for kind in MEMORY_KINDS}
     if not any(known.values()):
         return None
-    kind = max(known, key=lambda kind: known[kind])
+    kind = max((*TELLING_KINDS, *known), key=lambda kind: known[kind])  # of equals, the first
     points: dict[str, list[Point]] = {}
     for (name, at), side in sides.items():
         peak = largest_peak(side, kind)
