@@ -15,6 +15,9 @@ from typing import NoReturn
 
 from framework.distributed.rank_processes import Plan, run
 
+# More ranks on one machine are a slip of the hand, and would take all its processes.
+MOST_RANKS = 4096
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the ranks of this machine; returns the exit code."""
@@ -84,8 +87,9 @@ def _rank_count(parser: argparse.ArgumentParser, text: str) -> int:
         if not cuda.is_available():
             parser.error(f"--nproc-per-node gpu: {cuda.why()}")
         return cuda.device_count()
-    if not text.isdigit() or int(text) < 1:
-        parser.error(f"--nproc-per-node takes a number from 1 on, or `gpu`; got {text!r}")
+    # Its length first: int() refuses thousands of digits.
+    if not text.isdecimal() or len(text) > len(str(MOST_RANKS)) or not 1 <= int(text) <= MOST_RANKS:
+        parser.error(f"--nproc-per-node takes a number from 1 to {MOST_RANKS}, or `gpu`; got {text!r}")
     return int(text)
 
 

@@ -77,7 +77,10 @@ class _Ranks:
         self._selector = selectors.DefaultSelector()
 
     def start(self) -> None:
+        """Starts the ranks, and no more of them once one has failed or a signal asks to stop."""
         for local_rank in range(self._plan.local_size):
+            if self._is_over():
+                return
             number = self._plan.first_rank + local_rank
             environment = {
                 **os.environ,
@@ -105,11 +108,9 @@ class _Ranks:
 
     def watch(self) -> None:
         """Until all ranks are done, one has failed, or a signal asks to stop."""
-        while self._failed is None and self._signals.received is None:
+        while not self._is_over():
             self._pass_on(_LOOK_S)
-            states = [rank.process.poll() for rank in self._ranks]
-            self._failed = next((rank for rank, state in zip(self._ranks, states, strict=True) if state), None)
-            if all(state == 0 for state in states):
+            if all(rank.process.poll() == 0 for rank in self._ranks):
                 return
 
     def end(self) -> None:
@@ -142,6 +143,12 @@ class _Ranks:
             _say(f"launch: ended by {signal.Signals(received).name}, and the ranks with it")
             return 128 + received
         return 0
+
+    def _is_over(self) -> bool:
+        """Whether one has failed, which is noted, or a signal asks to stop."""
+        if self._failed is None:
+            self._failed = next((rank for rank in self._ranks if rank.process.poll()), None)
+        return self._failed is not None or self._signals.received is not None
 
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.process.poll() is None]

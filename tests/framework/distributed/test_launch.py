@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from framework.distributed import rank_processes
 from tests.framework.distributed.ranks import PRELUDE, environment, free_port
 
 # By this the processes of a test are found again, whoever their parent is by then.
@@ -276,8 +278,11 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--nproc-per-node", "0"], "takes a number from 1 on"),
-        (["--nproc-per-node", "x"], "takes a number from 1 on"),
+        (["--nproc-per-node", "0"], "takes a number from 1 to 4096"),
+        (["--nproc-per-node", "4097"], "takes a number from 1 to 4096, or `gpu`; got '4097'"),
+        (["--nproc-per-node", "9" * 5000], "takes a number from 1 to 4096"),
+        (["--nproc-per-node", "²"], "takes a number from 1 to 4096"),
+        (["--nproc-per-node", "x"], "takes a number from 1 to 4096"),
         (["--nnodes", "2", "--node-rank", "2"], "machines count from 0"),
         (["--nnodes", "2"], "need --master-addr and --master-port"),
         (["--master-port", "70000"], "is no port"),
@@ -285,14 +290,61 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
         (["--nproc-per-nod", "2"], "--nproc-per-nod"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(options: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_said_in_one_line(
+    options: list[str], words: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from framework.distributed.launch import main
 
+    monkeypatch.setattr("framework.distributed.launch.run", lambda plan: pytest.fail("ranks were started"))
     with pytest.raises(SystemExit) as ended:
         main([*options, __file__])
     out, err = capfd.readouterr()
     assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+class Told(list[int]):
+    """In the guard's place: holds the ranks that it is told of, and does something as each is started."""
+
+    def __init__(self, then: Callable[[int], object]) -> None:
+        self.then = then
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def add(self, group: int) -> None:
+        self.append(group)
+        self.then(group)
+
+
+def ends(process: int) -> None:
+    os.waitid(os.P_PID, process, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize(
+    ("code", "then", "status", "words"),
+    [
+        ("import time; time.sleep(60)", lambda _: signal.raise_signal(signal.SIGTERM), 143, "ended by SIGTERM"),
+        ("raise SystemExit(7)", ends, 7, "rank 0 failed with exit code 7\n"),
+    ],
+)
+def test_no_more_ranks_are_started_once_it_is_over(
+    code: str,
+    then: Callable[[int], object],
+    status: int,
+    words: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = Told(then)
+    monkeypatch.setattr(rank_processes, "_Guard", lambda: told)
+    plan = rank_processes.Plan((sys.executable, "-S", "-c", code), 3, 0, 3, {}, prefix=True)
+    assert rank_processes.run(plan) == status
+    assert len(told) == 1
+    assert words in capfd.readouterr().err
 
 
 def test_fifty_launches_leave_nothing(tmp_path: Path) -> None:
