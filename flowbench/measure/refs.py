@@ -6,9 +6,11 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,10 @@ PACKAGE = "framework"
 WORKING_TREE = "working tree"
 
 _LOCK = "lock"
+# A process makes the lock right after its folder: one that has none for so long belongs to nobody.
+_LOCKLESS_S = 600.0
+# From asking git to end, when we are ended, to ending it.
+_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ def placed_sides(repository: Path, base: str, head: str | None) -> Iterator[tupl
     """
     root = _root(repository)
     asked = [(base, _resolve(root, base)), (head, _resolve(root, head) if head else None)]
-    with _pruned(root), _folder() as folder:
+    with pruned(root), held_folder() as folder:
         placed = []
         for (ref, commit), role in zip(asked, ("base", "head"), strict=True):
             if ref is None or commit is None:
@@ -58,7 +64,7 @@ def placed_copy(root: Path) -> Iterator[PlacedSide]:
     """The package in the folder `root` as it is now, for as long as the context lasts; needs no git."""
     if not (root / PACKAGE).is_dir():
         raise FlowbenchError(f"{root} has no {PACKAGE}/: there is nothing in it to measure")
-    with _folder() as folder:
+    with held_folder() as folder:
         shutil.copytree(root / PACKAGE, folder / "copy" / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
         yield PlacedSide(
             Side(WORKING_TREE, read_git(root)), str(_linked(folder / "copy", folder / "path", WORKING_TREE))
@@ -66,11 +72,18 @@ def placed_copy(root: Path) -> Iterator[PlacedSide]:
 
 
 @contextlib.contextmanager
-def _pruned(root: Path) -> Iterator[None]:
+def pruned(root: Path) -> Iterator[None]:
+    """At the end of the context git forgets the worktrees whose folders are gone, also those of processes that were killed."""
     try:
         yield
     finally:
-        _git(root, "worktree", "prune")  # git's own notes of worktrees whose folders are gone
+        # A `git worktree add` that was killed leaves its worktree locked, and prune spares what is locked.
+        listed = _git(root, "worktree", "list", "--porcelain") or ""
+        for line in listed.splitlines():
+            word, _, place = line.partition(" ")
+            if word == "worktree" and Path(place).is_relative_to(_cache()) and not Path(place).exists():
+                _git(root, "worktree", "unlock", place)
+        _git(root, "worktree", "prune")
 
 
 def _root(repository: Path) -> Path:
@@ -100,9 +113,9 @@ def _resolve(root: Path, ref: str) -> str:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """A new folder in the cache, held by a lock, and removed with the worktrees in it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowbench" / "sides"
+def held_folder() -> Iterator[Path]:
+    """A new folder in the cache, held by a lock, and removed with the worktrees in it; at the latest by the next process."""
+    cache = _cache()
     try:
         cache.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(dir=cache))
@@ -120,12 +133,23 @@ def _folder() -> Iterator[Path]:
         os.close(lock)
 
 
+def _cache() -> Path:
+    """Resolved, as git writes it."""
+    return (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flowbench" / "sides").resolve()
+
+
 def _sweep(cache: Path, own: Path) -> None:
-    """Remove the folders of processes that are gone: nobody holds their locks."""
+    """Remove the folders of processes that are gone: nobody holds their locks, or there has been none for long."""
     for folder in cache.iterdir():
-        if folder == own or not (folder / _LOCK).exists():
+        if folder == own:
             continue
-        lock = os.open(folder / _LOCK, os.O_RDWR)
+        try:
+            lock = os.open(folder / _LOCK, os.O_RDWR)
+        except (FileNotFoundError, NotADirectoryError):
+            with contextlib.suppress(FileNotFoundError):  # another process may be sweeping too
+                if time.time() - folder.stat().st_mtime > _LOCKLESS_S:
+                    _remove(folder)
+            continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -203,11 +227,29 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 def _run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-C", str(directory), *arguments]
+    pipe = subprocess.PIPE
     try:
-        return subprocess.run(
-            ["git", "-C", directory, *arguments], capture_output=True, text=True, errors="replace", check=False
-        )
+        # A session of its own: what git has started can be ended with it.
+        git = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True)
     except OSError as error:
         raise FlowbenchError(
             f"git does not run: {error.strerror or error}; install it, or compare two documents"
         ) from None
+    with git:
+        try:
+            stdout, stderr = git.communicate()
+        except BaseException:
+            _end(git)
+            raise
+    return subprocess.CompletedProcess(command, git.returncode, stdout, stderr)
+
+
+def _end(git: subprocess.Popen[str]) -> None:
+    """End git and what it has started, which would go on to check out and so make a folder again that we remove."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(git.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            git.communicate(timeout=_GRACE_S)  # to the end of its pipes, which the others hold too
+            return

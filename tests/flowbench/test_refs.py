@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -102,6 +105,57 @@ def test_what_a_killed_process_left_is_removed_by_the_next(repository: Path, cac
         with placed_sides(repository, "good", None):  # two at once leave each other alone
             assert value(base.import_path) == "1"
         assert value(base.import_path) == "1"
+
+
+def test_a_checkout_that_is_ended_in_the_middle_leaves_nothing(repository: Path, cache: Path, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    commit(repository, ".gitattributes", "*.slow filter=slow")
+    commit(repository, "framework/data.slow", "x")
+    git(
+        repository,
+        "config",
+        "filter.slow.smudge",
+        f"echo $$ > {started}.new; mv {started}.new {started}; exec sleep 30",
+    )
+    code = (
+        "import pathlib, signal, sys\n"
+        "from flowbench.measure.refs import placed_sides\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "with placed_sides(pathlib.Path(sys.argv[1]), 'HEAD', 'HEAD'): pass\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(repository)])
+    until = time.monotonic() + 60
+    while not started.exists():
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    process.terminate()
+    assert process.wait(60) == 7
+    status = Path("/proc") / started.read_text().strip() / "stat"
+    assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z"  # git's own child
+    assert list(cache.iterdir()) == []
+    assert len(git(repository, "worktree", "list").splitlines()) == 1
+
+
+def test_worktrees_that_a_killed_git_left_locked_are_forgotten(repository: Path, cache: Path, tmp_path: Path) -> None:
+    for place in (cache / "dead" / "head", tmp_path / "elsewhere"):
+        git(repository, "worktree", "add", "-q", "--detach", "--lock", "--reason", "initializing", str(place))
+        shutil.rmtree(place)
+    (cache / "dead").rmdir()
+    with placed_sides(repository, "good", None):
+        pass
+    listed = git(repository, "worktree", "list", "--porcelain")
+    assert str(cache) not in listed
+    assert f"worktree {tmp_path / 'elsewhere'}\n" in listed  # someone else's, who may bring it back
+
+
+def test_a_folder_without_a_lock_is_removed_when_it_is_old(repository: Path, cache: Path) -> None:
+    for name, age_s in (("old", 601), ("new", 0)):
+        (cache / name / "head").mkdir(parents=True)
+        os.utime(cache / name, (time.time() - age_s,) * 2)
+    with placed_sides(repository, "good", None):
+        pass
+    assert [folder.name for folder in cache.iterdir()] == ["new"]
 
 
 @pytest.mark.parametrize(
