@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from flowbench.errors import FlowbenchError
 from flowbench.judge.verdict import Verdict
+from flowbench.measure.refs import held_folder, pruned
 
 # How often a step that was not judged is measured before it is skipped.
 MOST_TRIES = 3
@@ -153,10 +153,9 @@ class _Git:
 
     @contextlib.contextmanager
     def bare_worktree(self) -> Iterator[_Git]:
-        """A worktree without files, for the state of one search; it is gone afterwards."""
-        self.run("worktree", "prune")
-        with tempfile.TemporaryDirectory(prefix="flowbench-bisect-") as folder:
-            place = Path(folder) / "search"
+        """A worktree without files, for the state of one search; it is gone afterwards, of a killed one after the next."""
+        with pruned(self._directory), held_folder() as folder:
+            place = folder / "search"
             self.run("worktree", "add", "--quiet", "--detach", "--no-checkout", str(place))
             try:
                 yield _Git(place)

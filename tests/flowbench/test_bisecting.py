@@ -21,6 +21,12 @@ def git(directory: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "flowbench" / "sides"
+
+
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     """A repository with a package of one module, whose step costs more from one commit on, and breaks in between."""
@@ -137,3 +143,18 @@ def test_an_interrupted_search_leaves_nothing(package: Path, tmp_path: Path) -> 
         bisect(package, "c0", "main", judge)
     assert len(git(package, "worktree", "list").splitlines()) == 1
     assert not git(package, "for-each-ref", "refs/bisect")
+
+
+def test_what_a_killed_search_left_is_removed_by_the_next(package: Path, tmp_path: Path, cache: Path) -> None:
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "from flowbench.bisecting import Judged, Verdict, bisect\n"
+        "answers = [Judged(Verdict.SLOWER, '')]\n"
+        "def judge(good, commit): return answers.pop() if answers else os.kill(os.getpid(), signal.SIGKILL)\n"
+        "bisect(pathlib.Path(sys.argv[1]), 'c0', 'main', judge)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, package]).returncode == -9
+    assert len(git(package, "worktree", "list").splitlines()) == 2
+    bisect(package, "c0", "main", Measuring(package, tmp_path, "STEP_MS"))
+    assert list(cache.iterdir()) == []
+    assert len(git(package, "worktree", "list").splitlines()) == 1
