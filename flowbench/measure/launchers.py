@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -129,15 +130,26 @@ class Launched:
         return call
 
 
+def find_launcher(launcher: str) -> str:
+    """The program that starts the ranks; raises FlowbenchError where it is not there."""
+    if launcher == "torchrun":
+        program = sys.executable if importlib.util.find_spec("torch") else None  # it is a module of torch
+    else:
+        program = shutil.which(launcher)
+    if program is None:
+        raise FlowbenchError(
+            f"launcher {launcher} is not installed here, or not on the PATH: install it, or leave --launcher out"
+        )
+    return program
+
+
 def launch_command(launcher: str, options: Sequence[str], world_size: int, names: Sequence[str]) -> list[str]:
     """The command that starts the ranks; `names` are variables of the environment that they need."""
     rank = [sys.executable, "-P", "-m", "flowbench.measure.worker"]
     if launcher == "torchrun":
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(world_size)]
+        torchrun = [find_launcher(launcher), "-m", "torch.distributed.run", "--nproc-per-node", str(world_size)]
         return [*torchrun, "--no-python", *(options or ("--standalone",)), *rank]
-    program = shutil.which(launcher)
-    if program is None:
-        raise FlowbenchError(f"launcher {launcher} is not installed here, or not on the PATH")
+    program = find_launcher(launcher)
     if launcher == "srun":
         return [program, f"--ntasks={world_size}", *options, *rank]  # it passes the whole environment on
     exported = [word for name in names for word in ("-x", name)] if _is_open_mpi(program) else []

@@ -14,6 +14,7 @@ import flowbench
 from flowbench.cell import Case, Cell, Device
 from flowbench.engine import Engine, ask, device_refusal, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
+from flowbench.measure.launchers import find_launcher
 from flowbench.measure.schedule import ORDER
 from flowbench.presets import Preset, RankGrid, default_preset, find_preset
 from flowbench.record import machine as fingerprint
@@ -115,6 +116,8 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
     if not cells:
         reasons = "; ".join(f"{left_out.what}: {left_out.reason}" for left_out in not_measured)
         raise FlowbenchError(f"nothing can be measured here: {reasons}")
+    if request.launcher is not None and any(cell.ddp for cell in cells):
+        find_launcher(request.launcher)
     created = datetime.now(UTC)
     return RunDocument(
         run_id=new_run_id(created),

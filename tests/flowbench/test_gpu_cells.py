@@ -192,7 +192,7 @@ def test_a_rank_with_memory_on_anothers_gpu_is_a_finding(
     assert not [finding for finding in document.findings if finding.kind == "memory on another's GPU"]
 
 
-def test_more_ranks_than_gpus_are_listed_with_the_reason() -> None:
+def test_more_ranks_than_gpus_are_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     document = planned("toy-gpu", reference="toy-gpu", world_sizes=(1, 2, 8), models=("linear",))
     assert {cell.world_size for cell in document.cells} == {1}
     reasons = {missing.what: missing.reason for missing in document.not_measured}
@@ -200,5 +200,6 @@ def test_more_ranks_than_gpus_are_listed_with_the_reason() -> None:
         "2 ranks need a GPU each, this machine has 1 GPU"
     )
     assert len(reasons) == 2
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert len(planned("toy-gpu", reference="toy-gpu", world_sizes=(2,), launcher="srun").cells) == 1
     assert any("world size=2" in missing.what for missing in plan_run(Request(preset="gpu"), ("test",)).not_measured)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flowbench.cell import Case, Cell
 from flowbench.errors import FlowbenchError
-from flowbench.measure.launchers import PARENT, TOKEN, Launched, launch_command, meet, read_place
+from flowbench.measure.launchers import LAUNCHERS, PARENT, TOKEN, Launched, launch_command, meet, read_place
+from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.processes import marked
 from flowbench.measure.ranks import GroupResult, run_group
 from flowbench.measure.wire import Job
@@ -86,10 +89,15 @@ def test_a_launcher_that_refuses_is_quoted() -> None:
     )
 
 
-def test_a_launcher_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_launcher_that_is_not_there_is_named_by_the_plan(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(FlowbenchError, match="launcher mpirun is not installed here"):
-        launch_command("mpirun", (), 2, ())
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else found(name))
+    asked = Request(preset="smoke", engines=("toy",), reference="none", models=("linear",), launcher=launcher)
+    with pytest.raises(FlowbenchError, match=f"launcher {launcher} is not installed here.*leave --launcher out"):
+        plan_run(replace(asked, world_sizes=(2,)), ("test",))
+    plan_run(replace(asked, world_sizes=(1,)), ("test",))  # one rank needs none
 
 
 @pytest.mark.usefixtures("srun")
