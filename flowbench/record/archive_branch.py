@@ -30,6 +30,13 @@ _IDENTITY = {
     for what, value in (("NAME", "flowbench"), ("EMAIL", "flowbench@localhost"))
 }
 
+_OTHER_REMOTE = "; give another remote with --remote, or another clone with --repository"
+_WAYS_OUT = {
+    "rev-parse": "; give a clone with --repository",
+    "ls-remote": _OTHER_REMOTE,
+    "fetch": _OTHER_REMOTE,
+}
+
 
 @dataclass(frozen=True)
 class Transfer:
@@ -67,7 +74,7 @@ def push(
             git.run("update-ref", git.tracking(branch), commit)
             return Transfer(tuple(sorted(added)), attempt, contents.strangers)
         if attempt >= 3 and git.tip(remote, branch) == tip:  # nobody was quicker: it is refused for another reason
-            raise FlowbenchError(f"git push {remote} {branch} was refused: {problem}")
+            raise FlowbenchError(f"git push {remote} {branch} was refused: {problem}{_OTHER_REMOTE}")
         pause(random.uniform(0.05, 0.2 * (attempt + 1)))
     raise FlowbenchError(
         f"git push {remote} {branch}: others were quicker {_ATTEMPTS} times; nothing is lost, push again"
@@ -134,7 +141,8 @@ class _Git:
         """What the command prints; raises FlowbenchError with git's last line where it fails."""
         done = self._done(arguments, stdin, index)
         if done.returncode != 0:
-            raise FlowbenchError(f"git {arguments[0]} failed in {self._directory}: {_last_line(done)}")
+            way_out = _WAYS_OUT.get(arguments[0], "")
+            raise FlowbenchError(f"git {arguments[0]} failed in {self._directory}: {_last_line(done)}{way_out}")
         return done.stdout.decode(errors="replace").strip()
 
     def tracking(self, branch: str) -> str:

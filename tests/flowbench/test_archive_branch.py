@@ -136,7 +136,10 @@ def test_a_push_that_the_remote_refuses_ends_with_its_reason(
     hook.chmod(0o755)
     store = Archive(tmp_path / "store")
     store.add(document)
-    with pytest.raises(FlowbenchError, match=r"git push origin flowbench-runs was refused: .*no branches here"):
+    with pytest.raises(
+        FlowbenchError,
+        match=r"git push origin flowbench-runs was refused: .*no branches here.*; give another .* --remote",
+    ):
         archive_branch.push(store, clones[0], *PLACE, pause=lambda seconds: None)
 
 
@@ -198,11 +201,13 @@ def test_what_is_no_repository_or_has_no_branch_is_said(
 ) -> None:
     store = Archive(tmp_path / "store")
     store.add(document)
-    with pytest.raises(FlowbenchError, match=r"git rev-parse failed in .*not a git repository"):
+    with pytest.raises(
+        FlowbenchError, match=r"git rev-parse failed in .*not a git repository.*; give a clone with --repository"
+    ):
         storing.push(store.folder, tmp_path, *PLACE)
     with pytest.raises(FlowbenchError, match="origin has no branch 'flowbench-runs'; flowbench store push makes it"):
         storing.pull(store.folder, clones[0], *PLACE)
-    with pytest.raises(FlowbenchError, match="git ls-remote failed"):
+    with pytest.raises(FlowbenchError, match=r"git ls-remote failed.*; give another remote with --remote"):
         storing.push(store.folder, clones[0], "nowhere", "b")
     with pytest.raises(FlowbenchError, match="no such folder"):
         storing.push(tmp_path / "none", clones[0], *PLACE)
