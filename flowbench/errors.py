@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 
@@ -24,3 +25,8 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> FlowbenchError:
     nearest = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f"did you mean {nearest[0]!r}? " if nearest else ""
     return FlowbenchError(f"unknown {kind} {given!r}: {hint}known are {', '.join(names) or 'none'}")
+
+
+def room(error: Exception) -> str:
+    """How a way out begins where `error` is that the disk is full; nothing for other errors."""
+    return "free some space or " if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from flowbench.errors import FlowbenchError
+from flowbench.errors import FlowbenchError, room
 
 
 def say(text: str) -> None:
@@ -34,7 +34,7 @@ def drop_output() -> None:
 def unwritten(error: OSError | ValueError) -> str:
     """That standard output could not be written, why, and the way out."""
     reason = error.strerror if isinstance(error, OSError) else str(error)
-    return f"cannot write to standard output: {reason}; free some space, or send it elsewhere"
+    return f"cannot write to standard output: {reason}; {room(error)}send it elsewhere"
 
 
 def read_text(file: Path, expected: str = "a Speed stats text") -> str:

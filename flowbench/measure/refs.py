@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowbench.errors import FlowbenchError
+from flowbench.errors import FlowbenchError, room
 from flowbench.measure.processes import child_environment
 from flowbench.record.machine import read_git
 from flowbench.record.run import Git, Side
@@ -122,7 +122,7 @@ def held_folder() -> Iterator[Path]:
         lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         raise FlowbenchError(
-            f"cannot write {cache}: {error.strerror or error}; set XDG_CACHE_HOME to a folder with room"
+            f"cannot write {cache}: {error.strerror or error}; {room(error)}set XDG_CACHE_HOME to another folder"
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from flowbench.errors import FlowbenchError
+from flowbench.errors import FlowbenchError, room
 from flowbench.record.document import document_text
 from flowbench.record.run import RunDocument
 
@@ -91,5 +91,5 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise FlowbenchError(
-            f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with --out"
+            f"cannot write {path}: {error.strerror or error}; {room(error)}choose another folder with --out"
         ) from None

@@ -214,7 +214,10 @@ def test_a_text_without_a_speed_stats_line_is_no_error_but_said(flowbench: Calla
 
 
 @pytest.mark.parametrize("arguments", ["schema", "--help", "--version"])
-@pytest.mark.parametrize(("place", "said"), [("> /dev/full", "No space left on device"), (">&-", "is closed")])
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [("> /dev/full", "No space left on device; free some space or send"), (">&-", "is closed; send it elsewhere")],
+)
 def test_output_that_cannot_be_written_is_one_line(arguments: str, place: str, said: str, repository: Path) -> None:
     command = f"{sys.executable} -m flowbench {arguments} {place}"
     done = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, text=True, cwd=repository)
