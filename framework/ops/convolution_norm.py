@@ -58,7 +58,7 @@ class ConvBatchNorm(Operation):
                 y if mask is None and relu else None,
                 bias if remakes else None,
             )
-            node.note = (plan, relu, inv_std, mask)
+            node.note = (names, plan, relu, inv_std, mask)
             if remakes:
                 node.remakes(y)
         return y
@@ -66,12 +66,15 @@ class ConvBatchNorm(Operation):
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Gradient) -> tuple[Array | None, ...]:
         x, kernel, between, weight, mean, y, _ = node.kept
-        plan, relu, inv_std, mask = node.note
+        names, plan, relu, inv_std, mask = node.note
         needs_x, needs_kernel, *_ = node.needs
+        around, _ = node.scope
+        scope.current = (((around, names[1]), "batch_norm"), "backward")
         grad, grad_weight, grad_bias, grad_residual = normalization.train_backward(
             node, kernels, 2, needs_x or needs_kernel, grad_y, between, weight, mean, inv_std,
             y if mask is None else mask, relu, weight.dtype,
         )  # fmt: skip
+        scope.current = (((around, names[0]), "conv2d"), "backward")
         grad_x = grad_kernel = None
         if needs_kernel:
             grad_kernel = convolution.backward_weight(node, kernels, plan, grad, x.remake() if type(x) is Node else x)

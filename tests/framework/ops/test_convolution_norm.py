@@ -63,7 +63,7 @@ def test_what_forbids_one_operation() -> None:
     assert _nodes(norm.after(convolution, x)) == ["batch_norm", "conv2d"]
 
 
-def test_memory_is_labelled_by_both_modules() -> None:
+def test_memory_and_work_are_labelled_by_both_modules() -> None:
     class Block(flow.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -74,10 +74,12 @@ def test_memory_is_labelled_by_both_modules() -> None:
 
     said: list[str] = []
     with machine.observed(lambda instruction, run: (said.append(repr(instruction)), run())):
-        Block()(flow.ones(2, 8, 6, 6))
+        Block()(flow.ones(2, 8, 6, 6)).sum().backward()
     assert [line.split(" in ")[-1] for line in said if "conv2d" in line or "batch_norm" in line] == [
         "conv: conv2d",
         "norm: batch_norm",
+        "norm.batch_norm: backward",
+        "conv.conv2d: backward",
     ]
 
 
