@@ -88,7 +88,7 @@ PRESETS = {
     ),
     "cpu": Preset(
         "the default without a GPU: ResNet50 training, N = 4, 2, 1, and 2, 1 on two ranks, in six minutes at most",
-        ALL_ENGINES, ("resnet50",), (IMAGE,), (4, 2, 1), steps=5, warmup=3, pairs=3, wall_cap_s=285, device="cpu",
+        ALL_ENGINES, ("resnet50",), (IMAGE,), (4, 2, 1), steps=4, warmup=3, pairs=3, wall_cap_s=330, device="cpu",
         rank_grids=(RankGrid(2, (2, 1), _DDP_ENGINES),),
     ),
     "gpu": Preset(
