@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.gradient import Gradient
@@ -68,7 +68,7 @@ class ConvBatchNorm(Operation):
         x, kernel, between, weight, mean, y, _ = node.kept
         names, plan, relu, inv_std, mask = node.note
         needs_x, needs_kernel, *_ = node.needs
-        around, _ = node.scope
+        around, _ = cast(scope.Frame, node.scope)  # apply() gave the node one
         scope.current = (((around, names[1]), "batch_norm"), "backward")
         grad, grad_weight, grad_bias, grad_residual = normalization.train_backward(
             node, kernels, 2, needs_x or needs_kernel, grad_y, between, weight, mean, inv_std,
