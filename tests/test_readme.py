@@ -7,12 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from flowbench.record.document import read_document
-from flowbench.record.gpu import Gpu
-from flowbench.record.run import RunDocument, Sample
 from flowbench.report import render
 
 ROOT = Path(__file__).parent.parent
@@ -23,6 +20,7 @@ update = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(update)
 README = (ROOT / "README.md").read_text()
 RUNS = sorted((ROOT / "reports").glob("cpu-2-cores/*.json"))
+ON_GPU = min((ROOT / "reports").glob("h200/*.json"))  # one rank; later ones are of several
 
 
 def test_what_is_made_from_run_documents_is_up_to_date():
@@ -40,7 +38,7 @@ def test_readme_has_a_table_for_every_folder_of_reports_and_the_other_way_round(
 def test_a_document_that_is_dropped_into_a_folder_gets_its_texts_and_its_table(tmp_path: Path):
     folder = tmp_path / "reports" / "box"
     folder.mkdir(parents=True)
-    shutil.copy(RUNS[0], folder / "run.json")
+    shutil.copy(ON_GPU, folder / "run.json")
     readme = tmp_path / "README.md"
     readme.write_text("before\n<!-- figures: reports/box -->\nold\n<!-- end of figures -->\nafter\n")
     made = update.wanted(tmp_path)
@@ -48,34 +46,18 @@ def test_a_document_that_is_dropped_into_a_folder_gets_its_texts_and_its_table(t
     lines = made[readme].splitlines()
     assert (lines[0], lines[-1]) == ("before", "after")
     assert "old" not in lines
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == ["| N", "| 4", "| 2", "| 1"]
+    sizes = [cell.input_shape[0] for cell in read_document(ON_GPU).cells if cell.engine == "flow-eager"]
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == ["| N", *(f"| {n}" for n in sizes)]
     assert lines[-3].startswith("From [run](reports/box/run.json), ")
 
 
 def test_a_run_on_a_gpu_shows_the_hosts_times_and_the_allocators_peaks():
-    document = on_gpu(read_document(RUNS[0]))
-    heads, _, first, *_ = update.table(document)
+    heads, _, first, *_ = update.table(read_document(ON_GPU))
     assert heads.startswith("| N | Flow, ms | host, ms | PyTorch, ms | relative speed (pairs) | ")
     assert heads.endswith("| peak allocated, MiB | peak reserved, MiB |")
-    assert first.startswith("| 4 | 756 | 3.00 / 4.00 | 930 | 1.20 (1.10 - 1.28) | ")
-    assert first.endswith("| 100 / 200: 0.50 | 300 / 400: 0.75 |")
-
-
-def on_gpu(document: RunDocument) -> RunDocument:
-    """The document as if it came from a GPU: host times 3 and 4 ms, peaks 100 and 200, 300 and 400 MiB."""
-    cells = tuple(replace(cell, device="cuda") for cell in document.cells)
-    keys = {old.key: new for old, new in zip(document.cells, cells, strict=True)}
-
-    def moved(sample: Sample) -> Sample:
-        other = keys[sample.cell].engine != "flow-eager"
-        sizes = {"allocated_peak_bytes": (100 << other) * 2**20, "reserved_peak_bytes": (300 + 100 * other) * 2**20}
-        ranks = tuple(
-            replace(rank, host_ms=(3.0 + other,), memory=replace(rank.memory, **sizes)) for rank in sample.ranks
-        )
-        return replace(sample, cell=keys[sample.cell].key, ranks=ranks)
-
-    machine = replace(document.machine, gpus=(Gpu("A GPU", 2**37),), gpu_driver="580.1")
-    return replace(document, cells=cells, samples=tuple(map(moved, document.samples)), machine=machine, findings=())
+    # As the run's own reports state them: 61.15 and 115.7 ms, 18 807 and 21 592 MiB, 23 076 and 27 252 MiB.
+    assert first.startswith("| 256 | 61.1 | 16.3 / 22.4 | 116 | 1.89 (1.89 - 1.90) | ")
+    assert first.endswith("| 18807 / 21592: 0.87 | 23076 / 27252: 0.85 |")
 
 
 def test_the_quoted_report_is_that_of_the_document():
