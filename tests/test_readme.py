@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from flowbench.record.document import read_document
 from flowbench.report import render
 
@@ -67,10 +69,11 @@ def test_the_quoted_report_is_that_of_the_document():
     assert quoted.strip() in text
 
 
-def test_the_code_runs():
-    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+@pytest.mark.parametrize(("document", "lines"), [("README.md", 3), ("framework/README.md", 1)])
+def test_the_code_runs(document: str, lines: int):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.splitlines()) == 3
+    assert len(ran.stdout.splitlines()) == lines
