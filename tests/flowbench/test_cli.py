@@ -16,6 +16,7 @@ import pytest
 
 from flowbench import cli
 from flowbench.cell import Case, Cell
+from flowbench.cli.report import FORMATS
 from flowbench.engines.flow import FlowEager
 from flowbench.presets import PRESETS
 
@@ -56,7 +57,7 @@ def test_a_run_prints_and_writes_its_reports(flowbench: Callable, tmp_path: Path
     assert "\x1b" not in out + err
     (document,) = (tmp_path / "reports/out").glob("*.json")
     (text,) = (tmp_path / "reports/out").glob("*.txt")
-    for form in cli.FORMATS:
+    for form in FORMATS:
         status, out, err = flowbench("report", str(document), "--format", form, "-o", "report")
         assert (status, out, err) == (0, "", "")
         assert (tmp_path / "report").stat().st_size > 100

@@ -1,4 +1,4 @@
-"""The commands that judge: `flowbench compare` and `flowbench aa`; they parse, call and print."""
+"""The commands that judge: `flowbench compare`, `bisect` and `aa`; they parse, call and print."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from flowbench.cli_types import COUNT, ImageShape, ManyValues, Percent, Seconds
+from flowbench.cli.parameter_types import COUNT, ImageShape, ManyValues, Percent, Seconds
 from flowbench.output import say
 
 
 def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of what is measured, which both commands share."""
+    """The options of what is measured, which all three share."""
     for option in (
         click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it is measured."),
         click.option("--threads", type=click.IntRange(1, 10_000), help="CPU threads. Default: the cores here."),

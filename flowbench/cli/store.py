@@ -1,4 +1,4 @@
-"""The commands around what was measured before: `flowbench store`, `history` and `explain`; they parse, call and print."""
+"""The commands that keep runs and follow them over time: `flowbench store` and `history`; they parse, call and print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from flowbench.cli_types import Days
+from flowbench.cli.parameter_types import Days
 from flowbench.output import read_text, say
 
 _STORE = click.option(
@@ -112,17 +112,6 @@ def import_(store: Path, own_store: Path | None, files: tuple[Path, ...], date: 
     _tell(
         series.import_files(own_store or store, [(str(file), read_text(file, expected)) for file in files], date, gpu)
     )
-
-
-@click.command()
-@click.argument("document", type=click.Path(path_type=Path))
-@click.argument("cell")
-@click.option("--keep", is_flag=True, help="Write a profile that is taken now into the document.")
-def explain(document: Path, cell: str, keep: bool) -> None:
-    """Show where a cell's time and memory go, op by op; and what changed, where a document compares two sides."""
-    from flowbench import explaining
-
-    say(explaining.show(document, cell, keep))
 
 
 def _tell(said: tuple[str, list[str]]) -> None:
