@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from framework.device import cpu
-from framework.vm import report
-from framework.vm.memory import CachingAllocator
+from framework.vm import memory_report
+from framework.vm.allocator import CachingAllocator
 from framework.vm.runtime import runtime
 
 
@@ -45,7 +45,7 @@ def empty_cache() -> None:
 
 def memory_summary() -> str:
     """A table of what is held, by the module and operation that asked for it."""
-    return report.summary(_allocator())
+    return memory_report.summary(_allocator())
 
 
 def _allocator() -> CachingAllocator:

@@ -47,7 +47,7 @@ def test_the_packages_keep_every_rule(copy: Path) -> None:
     [
         ("framework/tensor.py", "import flowbench", STANDS_ALONE),
         ("framework/nn/__init__.py", "def f():\n    import torch", STANDS_ALONE),
-        ("framework/vm/memory.py", "from pandas import DataFrame", STANDS_ALONE),
+        ("framework/vm/allocator.py", "from pandas import DataFrame", STANDS_ALONE),
         ("flowbench/cell.py", "import framework", ONE_SEAM),
         ("flowbench/record/run.py", "def f():\n    from framework import nn", ONE_SEAM),
         ("flowbench/measure/session.py", "import torch", ONE_SEAM),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from framework.cuda.devices import DeviceLike, cuda_device
 from framework.vm import cuda as vm_cuda
-from framework.vm import report
-from framework.vm.memory import CachingAllocator
+from framework.vm import memory_report
+from framework.vm.allocator import CachingAllocator
 from framework.vm.runtime import existing_runtime, runtime
 
 
@@ -60,13 +60,13 @@ def mem_get_info(device: DeviceLike = None) -> tuple[int, int]:
 def memory_summary(device: DeviceLike = None) -> str:
     """A table of what is held, by the module and operation that asked for it."""
     made = existing_runtime(cuda_device(device))
-    return "nothing was allocated on this device yet" if made is None else report.summary(made.allocator)
+    return "nothing was allocated on this device yet" if made is None else memory_report.summary(made.allocator)
 
 
 def memory_stats(device: DeviceLike = None) -> dict[str, int]:
     """What the allocator counts, under PyTorch's names: bytes and numbers of blocks, in use and at their peak."""
     made = existing_runtime(cuda_device(device))
-    return {} if made is None else report.stats(made.allocator)
+    return {} if made is None else memory_report.stats(made.allocator)
 
 
 def _of(device: DeviceLike, figure: Callable[[CachingAllocator], int]) -> int:

@@ -1,10 +1,10 @@
 """How operations run: instructions and their dependences, streams, and memory."""
 
+from framework.vm.allocator import CachingAllocator, OutOfMemoryError
 from framework.vm.array import Array, Layout, channels_last_stride, contiguous_stride, dense_stride_like
 from framework.vm.host_stream import HostStream
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
-from framework.vm.memory import CachingAllocator, OutOfMemoryError
 from framework.vm.runtime import Runtime, runtime, scratch
 from framework.vm.storage import Storage
 from framework.vm.stream import Mark, Stream

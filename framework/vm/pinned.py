@@ -10,9 +10,9 @@ import numpy as np
 
 from framework.device import Device, cpu
 from framework.vm import cuda
+from framework.vm.allocator import CachingAllocator
 from framework.vm.array import Array, dense_stride_like
 from framework.vm.machine import machine
-from framework.vm.memory import CachingAllocator
 from framework.vm.storage import Storage
 
 

@@ -9,10 +9,10 @@ import numpy as np
 from framework.device import Device
 from framework.dtype import DType, uint8
 from framework.kernels.table import Table
+from framework.vm.allocator import CachingAllocator
 from framework.vm.array import Array, Layout, contiguous_stride, dense_stride_like
 from framework.vm.host_stream import HostStream
 from framework.vm.machine import machine
-from framework.vm.memory import CachingAllocator
 from framework.vm.storage import Storage
 from framework.vm.stream import Stream
 

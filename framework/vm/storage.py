@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
 
 from framework.device import Device
-
-if TYPE_CHECKING:
-    from framework.vm.dependence import Uses
-    from framework.vm.memory import Block, CachingAllocator
+from framework.vm.allocator import CachingAllocator
+from framework.vm.block import Block
+from framework.vm.uses import Uses
 
 # A count is stepped atomically, whichever threads make storages.
 _serials = count(1)

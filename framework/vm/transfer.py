@@ -11,11 +11,11 @@ from framework.device import Device
 from framework.dtype import DType
 from framework.kernels.table import kernel
 from framework.vm import cuda, dependence
+from framework.vm.allocator import CachingAllocator
 from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
 from framework.vm.beside import Beside
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
-from framework.vm.memory import CachingAllocator
 from framework.vm.pinned import PinnedMemory
 from framework.vm.runtime import Runtime
 from framework.vm.stream import Stream

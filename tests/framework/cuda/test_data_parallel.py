@@ -118,7 +118,7 @@ def _slow_copy() -> Any:
 def test_a_gradient_dropped_while_it_is_read_elsewhere(side: Stream, monkeypatch: Any, waits: bool) -> None:
     """Its memory is asked for again at once, and written. With the wait switched off the slow reader sees that."""
     if not waits:
-        monkeypatch.setattr("framework.vm.dependence.Uses.is_over", lambda self: True)
+        monkeypatch.setattr("framework.vm.uses.Uses.is_over", lambda self: True)
     kernels = runtime(flow.device("cuda"))
     size = 1024 * 1024
     reduced, gradient = (kernels.full((size,), value, flow.float32) for value in (0, 3))

@@ -221,7 +221,7 @@ class Device:
 def test_a_gradient_dropped_while_it_is_read_elsewhere(bench: Bench, monkeypatch: Any, waits: bool) -> None:
     """Its memory is asked for again at once, and written. With the wait switched off the slow reader sees that."""
     if not waits:
-        monkeypatch.setattr("framework.vm.dependence.Uses.is_over", lambda self: True)
+        monkeypatch.setattr("framework.vm.uses.Uses.is_over", lambda self: True)
     device = Device(bench.gate)
     bench.machine.add_stream(device.stream)
     size = 1024 * 1024

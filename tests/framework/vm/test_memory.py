@@ -9,8 +9,9 @@ import pytest
 
 import framework as flow
 from framework.vm import CachingAllocator, OutOfMemoryError, Storage
-from framework.vm.dependence import Uses
-from framework.vm.memory import SMALL_BYTES, Block
+from framework.vm.allocator import SMALL_BYTES
+from framework.vm.block import Block
+from framework.vm.uses import Uses
 from tests.framework.vm.fakes import FakeMemory, FakeSource, FakeStream
 
 KIB, MIB = 1024, 1024 * 1024

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from framework.vm import CachingAllocator, OutOfMemoryError
-from framework.vm.dependence import Uses
-from framework.vm.memory import Block
+from framework.vm.block import Block
+from framework.vm.uses import Uses
 from tests.framework.vm.fakes import FakeSource, FakeStream
 
 CAPACITY = 8 << 20

@@ -8,94 +8,11 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, Protocol
 
-from framework.device import Device
 from framework.vm import scope
-from framework.vm.report import out_of_memory
-
-if TYPE_CHECKING:
-    from framework.vm.dependence import Uses
-
-
-class OutOfMemoryError(MemoryError):
-    """A device could not give the memory asked for. What was allocated before stays usable."""
-
-
-class Memory(Protocol):
-    """Raw memory of a device, as its source gives it. `buffer` is what NumPy can view, on the host."""
-
-    ptr: int
-
-    @property
-    def buffer(self) -> Any: ...
-
-
-class Source(Protocol):
-    """Where an allocator gets its memory: the operating system, a driver.
-
-    `title` is what people call it. `granularity` rounds every block, `segment_bytes` is the least to ask for at once, both in
-    bytes. `slack` is how much more than was ever allocated may be reserved, as a fraction, so that blocks keep their addresses.
-    """
-
-    device: Device
-    title: str
-    granularity: int
-    segment_bytes: int
-    slack: float
-
-    def reserve(self, nbytes: int) -> Memory:
-        """`nbytes` of memory. Raises MemoryError where there is none."""
-        ...
-
-    def release(self, memory: Any) -> None: ...
-
-    def available(self) -> int | None:
-        """Bytes that could still be had, by anyone; None where nobody can tell."""
-        ...
-
-
-# A heap of free blocks that are alike, by address.
-Siblings = list[tuple[int, "Block"]]
-
-
-class Segment:
-    """A piece of memory got from the source, cut into blocks."""
-
-    __slots__ = ("first", "memory", "nbytes")
-
-    def __init__(self, memory: Memory, nbytes: int) -> None:
-        self.memory = memory
-        self.nbytes = nbytes
-        self.first: Block | None = None
-
-
-class Block:
-    """A part of a segment: in use, or free. `label` says in which module and operation it was asked for.
-
-    `siblings` is the heap it goes back to: that of the free small blocks of its size, or that of the large blocks
-    kept for the next request like the one it served last. `is_small` says which. `free` says of a large one that it is
-    ready to be cut and joined with its neighbours, which one that is kept is not. `entry` is what the heap holds.
-    """
-
-    __slots__ = (
-        "entry", "free", "in_use", "is_small", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings",
-    )  # fmt: skip
-
-    def __init__(self, segment: Segment, offset: int, nbytes: int, siblings: Siblings | None = None) -> None:
-        self.segment = segment
-        self.offset = offset
-        self.nbytes = nbytes
-        self.ptr = segment.memory.ptr + offset
-        self.entry = (self.ptr, self)
-        self.is_small = siblings is not None
-        self.siblings: Siblings = [] if siblings is None else siblings
-        self.free = not self.is_small
-        self.in_use = False
-        self.label: scope.Frame | None = None
-        self.previous: Block | None = None
-        self.next: Block | None = None
-
+from framework.vm.block import Block, Segment, Siblings, Source, link
+from framework.vm.out_of_memory import OutOfMemoryError, out_of_memory
+from framework.vm.uses import Uses
 
 SMALL_BYTES = 32 * 1024
 # The place, among the kept blocks by bytes asked for, of those that no request of so many bytes takes: they wait to be joined.
@@ -227,7 +144,7 @@ class CachingAllocator:
         return len(self._segments)
 
     def _blocks_in_use(self) -> list[Block]:
-        used = [b for segment in list(self._segments) for b in _chain(segment) if b.in_use]
+        used = [b for segment in list(self._segments) for b in segment.blocks() if b.in_use]
         return sorted(used, key=lambda b: (-b.nbytes, b.ptr))
 
     @contextmanager
@@ -301,7 +218,7 @@ class CachingAllocator:
             previous = None
             for offset in range(0, _SMALL_SEGMENT_BYTES - size + 1, size):
                 block = Block(segment, offset, size, free)
-                _link(previous, block)
+                link(previous, block)
                 segment.first = segment.first or block
                 free.append(block.entry)
                 previous = block
@@ -324,8 +241,8 @@ class CachingAllocator:
         if block.nbytes - size > SMALL_BYTES:
             rest = Block(block.segment, block.offset + size, block.nbytes - size)
             block.nbytes = size
-            _link(rest, block.next)
-            _link(block, rest)
+            link(rest, block.next)
+            link(block, rest)
             insort(self._large, (rest.nbytes, rest.ptr, rest))
         block.siblings = self._kept.setdefault(nbytes, [])
         if nbytes > SMALL_BYTES:
@@ -411,11 +328,11 @@ class CachingAllocator:
         if following is not None and following.free:
             self._forget(following)
             block.nbytes += following.nbytes
-            _link(block, following.next)
+            link(block, following.next)
         if previous is not None and previous.free:
             self._forget(previous)
             previous.nbytes += block.nbytes
-            _link(previous, block.next)
+            link(previous, block.next)
             block = previous
         insort(self._large, (block.nbytes, block.ptr, block))
 
@@ -424,7 +341,7 @@ class CachingAllocator:
 
     def _release_unused(self) -> None:
         self._join_kept()
-        for segment in [s for s in list(self._segments) if all(_is_unused(b) for b in _chain(s))]:
+        for segment in [s for s in list(self._segments) if all(b.is_unused for b in s.blocks())]:
             first: Block = segment.first  # type: ignore[assignment]
             if first.is_small:
                 # The same list stays in use: the blocks of other segments know it.
@@ -435,24 +352,6 @@ class CachingAllocator:
             self._segments.remove(segment)
             self._reserved -= segment.nbytes
             self.source.release(segment.memory)
-
-
-def _chain(segment: Segment) -> Iterator[Block]:
-    block = segment.first
-    while block is not None:
-        yield block
-        block = block.next
-
-
-def _is_unused(block: Block) -> bool:
-    return not block.in_use if block.is_small else block.free
-
-
-def _link(first: Block | None, second: Block | None) -> None:
-    if first is not None:
-        first.next = second
-    if second is not None:
-        second.previous = first
 
 
 def _round_up(nbytes: int, step: int) -> int:
