@@ -18,14 +18,15 @@ from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.profiling import job_of, profile_cells
-from flowbench.measure.refs import placed_sides
+from flowbench.measure.refs import WORKING_TREE, placed_sides
+from flowbench.measure.resumption import check_resumable, check_same_sides, resumed_protocol, whole_pairs
 from flowbench.measure.together import Place, run_comparison
 from flowbench.progress import ProgressDisplay
 from flowbench.record import store
 from flowbench.record.document import read_document
 from flowbench.record.machine import read_machine
 from flowbench.record.noise import NoiseFloor, read_floors
-from flowbench.record.run import RunDocument
+from flowbench.record.run import RunDocument, Side
 from flowbench.report.words import counted, one_line
 from flowbench.sitting import interruptible, write_reports
 
@@ -37,7 +38,7 @@ REPOSITORY = Path(flowbench.__file__).parent.parent
 
 
 def compare(
-    base: str,
+    base: str | None,
     head: str | None,
     request: Request,
     out: Path,
@@ -45,11 +46,20 @@ def compare(
     *,
     limits: Path | None = None,
     force: bool = False,
+    resume: Path | None = None,
 ) -> tuple[int, str]:
-    """Compare two refs (head None: the working tree) or two documents; returns the exit status and the report for people."""
+    """Compare two refs (head None: the working tree) or two documents; returns the exit status and the report for people.
+
+    `resume` is the document of a comparison of refs that was stopped: it is gone on with.
+    """
     limits_text = _limits_text(limits)
     if limits_text is not None:
         parse_limits(*limits_text)  # before anything is measured
+    if resume is not None:
+        begun = stopped_comparison(resume, base, head)
+        return _reported(*measured(*begun, request, out, command, limits_text, resume), limits_text)
+    if base is None:
+        raise FlowbenchError("no BASE was given, expected a git ref or a run document, or --resume with a document")
     if Path(base).is_file() and (head is None or Path(head).is_file()):
         if request != Request():
             raise FlowbenchError("two documents are compared as they are: options of a measurement have no place here")
@@ -57,10 +67,28 @@ def compare(
     for given, other in ((base, head), (head, base)):
         if given and Path(given).is_file():
             raise FlowbenchError(f"{given} is a file and {other!r} is none: give two run documents, or two git refs")
-    path, document = measured(base, head, request, out, command, limits_text)
-    comparison = judged(document, limits_text)
-    text = write_reports(path, document, comparison)
-    return comparison.exit_code, "\n".join([text, *why(comparison), *explaining.changes(document)])
+    return _reported(*measured(base, head, request, out, command, limits_text), limits_text)
+
+
+def stopped_comparison(path: Path, base: str | None = None, head: str | None = None) -> tuple[str, str | None]:
+    """The two refs of the comparison at `path` (None: the working tree); FlowbenchError where there is nothing to go on with."""
+    document = read_document(path)
+    plan = document.comparison
+    if plan is None:
+        raise FlowbenchError(f"{path} is of a run with one side: go on with flowbench run --resume {path}")
+    asked = (plan.base.asked, None if plan.head.asked == WORKING_TREE else plan.head.asked)
+    if base is not None and (base, head) != asked:
+        raise FlowbenchError(
+            f"{path} compares {plan.base.asked!r} with {plan.head.asked!r}, asked for {base!r} with {head or WORKING_TREE!r}:"
+            " leave BASE and HEAD out, or start a new comparison without --resume"
+        )
+    if document.ending.how in ("complete", "wall_cap"):
+        state = "is complete" if document.ending.how == "complete" else f"has ended ({document.ending.reason})"
+        # To go on until a verdict pleases would raise the rate of false alarms.
+        raise FlowbenchError(
+            f"{path} {state}, and its verdicts stand: flowbench compare {path} shows them; a longer one is a new comparison"
+        )
+    return asked
 
 
 def why(comparison: ComparisonSet) -> list[str]:
@@ -85,18 +113,20 @@ def measured(
     out: Path,
     command: Sequence[str],
     limits_text: tuple[str, str] | None = None,
+    resume: Path | None = None,
 ) -> tuple[Path, RunDocument]:
     """Measure both sides in one sitting, and profile what is worse; returns the document and where it is kept.
 
-    FlowbenchError, before anything is measured, for limits whose patterns match no cell.
+    `resume` is the document of such a sitting that was stopped, of the same sides. FlowbenchError, before anything is
+    measured, where it is of others, and for limits whose patterns match no cell.
     """
     path = None
     try:
         with interruptible(), placed_sides(REPOSITORY, base, head) as (base_side, head_side):
-            known = read_floors(read_machine())
-            floors = {name: floor.floor for name, floor in known.items()}
-            document = plan_comparison(request, command, base_side.side, head_side.side, floors)
-            document = with_false_alarms(document, known.values())
+            if resume is None:
+                document = _planned(request, command, base_side.side, head_side.side)
+            else:
+                document = _resumed(resume, request, base_side.side, head_side.side)
             if limits_text is not None:
                 names = [cell_name(match.engine, match.case) for match in matched_sides(document)]
                 check_patterns(parse_limits(*limits_text), names, limits_text[1])
@@ -105,7 +135,7 @@ def measured(
                 "canary": Place(base_side.import_path),
                 "head": Place(head_side.import_path),
             }
-            path = store.create(out, document)
+            path = resume or store.create(out, document)
             click.echo(f"run document: {path}", err=True)
             with ProgressDisplay(document) as display:
                 document = run_comparison(path, document, places, display)
@@ -113,7 +143,29 @@ def measured(
     except KeyboardInterrupt:
         if path is None:
             raise Interrupted("interrupted before anything was measured") from None
-        raise Interrupted(f"interrupted; what was measured until then is judged by: flowbench compare {path}") from None
+        raise Interrupted(
+            f"interrupted; what was measured is in {path}: flowbench compare {path} judges it,"
+            f" flowbench compare --resume {path} goes on"
+        ) from None
+
+
+def _planned(request: Request, command: Sequence[str], base: Side, head: Side) -> RunDocument:
+    known = read_floors(read_machine())
+    floors = {name: floor.floor for name, floor in known.items()}
+    return with_false_alarms(plan_comparison(request, command, base, head, floors), known.values())
+
+
+def _resumed(path: Path, request: Request, base: Side, head: Side) -> RunDocument:
+    document = read_document(path)
+    check_same_sides(document, base, head, str(path))
+    check_resumable(document, request, str(path))
+    return whole_pairs(replace(document, protocol=resumed_protocol(document, request)))
+
+
+def _reported(path: Path, document: RunDocument, limits_text: tuple[str, str] | None) -> tuple[int, str]:
+    comparison = judged(document, limits_text)
+    text = write_reports(path, document, comparison)
+    return comparison.exit_code, "\n".join([text, *why(comparison), *explaining.changes(document)])
 
 
 def _profiled(path: Path, document: RunDocument, places: Mapping[str, Place]) -> RunDocument:

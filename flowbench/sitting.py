@@ -14,9 +14,10 @@ import click
 
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.verdict import ComparisonSet
-from flowbench.measure.plan import Request, check_resumable, plan_run, resumed_protocol
+from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.resumption import check_resumable, resumed_protocol, whole_rounds
 from flowbench.measure.schedule import estimate_s
-from flowbench.measure.session import run_session, whole_rounds
+from flowbench.measure.session import run_session
 from flowbench.presets import PRESETS
 from flowbench.progress import ProgressDisplay, duration
 from flowbench.record import store
@@ -114,6 +115,8 @@ def _prepare(request: Request, resume: Path | None, out: Path, command: Sequence
 
 def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
     document = read_document(path)
+    if document.comparison is not None:
+        raise FlowbenchError(f"{path} is of a comparison: go on with flowbench compare --resume {path}")
     check_resumable(document, request, str(path))
     if document.ending.how == "complete":
         raise FlowbenchError(f"{path} is complete: nothing is missing; see it with: flowbench report {path}")

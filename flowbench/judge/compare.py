@@ -32,7 +32,7 @@ from flowbench.judge.verdict import (
     SideName,
     Verdict,
 )
-from flowbench.record.run import RunDocument, Sample, Side, SidesCompared
+from flowbench.record.run import RESUMED, RunDocument, Sample, Side, SidesCompared
 
 STEP_TIME = Quantity("step time")
 
@@ -285,9 +285,8 @@ def _stopping(document: RunDocument) -> str:
     for case in document.cases:
         why = stopped.get(case.key, document.ending.reason or "the sitting ended without a word (killed?)")
         labels.setdefault(why, []).append(label_of(document, case))
-    if len(labels) == 1:
-        return next(iter(labels))
-    return "; ".join(f"{', '.join(names)}: {why}" for why, names in labels.items())
+    ends = [why if len(labels) == 1 else f"{', '.join(names)}: {why}" for why, names in labels.items()]
+    return "; ".join([*ends, *(finding.message for finding in document.findings if finding.kind == RESUMED)])
 
 
 def label_of(document: RunDocument, case: Case) -> str:

@@ -57,39 +57,6 @@ class Request:
     launcher: str | None = None
     launcher_options: tuple[str, ...] = ()
 
-    def conflicts(self, document: RunDocument) -> list[str]:
-        """What was asked for and differs from `document`'s settings, each in words."""
-        protocol = document.protocol
-        reference = document.reference or NO_REFERENCE
-        cells = document.cells
-        engines = {*self.engines, *([document.reference] if document.reference else [])} if self.engines else None
-        pairs = [
-            ("preset", self.preset, document.preset),
-            ("reference", self.reference, reference),
-            ("engines", engines, {engine.name for engine in document.engines}),
-            ("models", set(self.models) or None, {cell.model for cell in cells}),
-            ("batch sizes", set(self.batch_sizes) or None, {cell.input_shape[0] for cell in cells}),
-            (
-                "input shapes",
-                {self.image_shape} if self.image_shape else None,
-                {cell.input_shape[1:] for cell in cells},
-            ),
-            ("world sizes", set(self.world_sizes) or None, {cell.world_size for cell in cells}),
-            ("ddp", {self.ddp} if self.ddp else None, {cell.ddp for cell in cells}),
-            ("device", {self.device} if self.device else None, {cell.device for cell in cells}),
-        ]
-        names = ("steps", "warmup", "pairs", "threads", "seed", "gpu_memory_limit_bytes", "launcher")
-        pairs += [(name, getattr(self, name), getattr(protocol, name)) for name in names]
-        return [
-            f"{name} {_words(theirs)}, asked for {_words(ours)}"
-            for name, ours, theirs in pairs
-            if ours not in (None, theirs)
-        ]
-
-
-def _words(value: object) -> str:
-    return ", ".join(sorted(map(str, value))) if isinstance(value, set) else str(value)
-
 
 def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
     """The document of a sitting before its first sample; raises FlowbenchError for what cannot be measured at all."""
@@ -106,7 +73,7 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
         engine = engines[cell.engine]
         reason = (
             device_refusal(engine, cell.device)
-            or _why_not(engine, "unsupported", cell.case)
+            or why_not(engine, "unsupported", cell.case)
             or _too_many_ranks(cell, machine, request.launcher)
         )
         if reason is not None:
@@ -139,44 +106,6 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
         findings=tuple(_notes(cells, machine)),
         not_measured=tuple(not_measured),
         ending=Ending("running", None, None),
-    )
-
-
-def check_resumable(document: RunDocument, request: Request, source: str) -> None:
-    """Raise FlowbenchError, naming what differs, where `document` was not measured here with these settings."""
-    now = fingerprint.read_git(Path(flowbench.__file__).parent)
-    differences = [
-        *request.conflicts(document),
-        *(
-            f"machine's {text}"
-            for text in fingerprint.machine_differences(document.machine, fingerprint.read_machine())
-        ),
-    ]
-    then = document.git
-    if (then and then.commit) != (now and now.commit):
-        differences.append(f"commit: {then and then.commit} / {now and now.commit}")
-    elif (then and then.changes) != (now and now.changes):
-        differences.append("the uncommitted changes of the working tree are others")
-    versions = fingerprint.read_versions()
-    differences += [
-        f"version of {name}: {document.versions.get(name)} / {versions.get(name)}"
-        for name in sorted({*document.versions, *versions})
-        if document.versions.get(name) != versions.get(name)
-    ]
-    if differences:
-        raise FlowbenchError(f"{source} cannot be resumed here (then / now): {'; '.join(differences)}; start a new run")
-    for engine in document.engines:
-        reason = _why_not(load_engine(engine.name), "unavailable")
-        if reason is not None:
-            raise FlowbenchError(f"{source} cannot be resumed here: engine {engine.name}: {reason}")
-
-
-def resumed_protocol(document: RunDocument, request: Request) -> Protocol:
-    """The document's protocol with the limits asked for anew: they change when a sitting ends, not what it measures."""
-    return dataclasses.replace(
-        document.protocol,
-        timeout_s=request.timeout_s or document.protocol.timeout_s,
-        wall_cap_s=request.wall_cap_s or document.protocol.wall_cap_s,
     )
 
 
@@ -240,7 +169,7 @@ def _available(preset: Preset) -> tuple[dict[str, Engine], list[NotMeasured]]:
     not_measured = []
     for name in preset.all_engines:
         engine = load_engine(name)
-        reason = _why_not(engine, "unavailable")
+        reason = why_not(engine, "unavailable")
         if reason is None:
             engines[name] = engine
         elif name == preset.reference:
@@ -250,7 +179,7 @@ def _available(preset: Preset) -> tuple[dict[str, Engine], list[NotMeasured]]:
     return engines, not_measured
 
 
-def _why_not(engine: Engine, question: Literal["unavailable", "unsupported"], *about: Case) -> str | None:
+def why_not(engine: Engine, question: Literal["unavailable", "unsupported"], *about: Case) -> str | None:
     """The engine's answer; where it has none, that it has none is the reason."""
     try:
         return ask(engine, question, *about)

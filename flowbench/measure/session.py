@@ -25,6 +25,9 @@ from flowbench.record.gpu import FOREIGN_MEMORY, GpuConditions
 from flowbench.record.run import Ending, Engine, Finding, NotMeasured, RunDocument, Sample
 from flowbench.workload.losses import compare_losses
 
+# How the reason begins of what a sitting did not come to; one that goes on takes it back.
+UNREACHED = "the sitting ended before it"
+
 
 class Watcher(Protocol):
     """Who is told how the sitting goes."""
@@ -67,28 +70,6 @@ def run_session(path: Path, document: RunDocument, watcher: Watcher) -> RunDocum
         finally:
             end_marked(document.run_id)
     return session.document
-
-
-def whole_rounds(document: RunDocument) -> RunDocument:
-    """The document without rounds that were begun and not finished: their parts would be measured far apart."""
-    turns = plan_turns(document.cells, document.protocol.pairs)
-    abandoned = given_up(document.samples)
-    done = {(sample.cell, sample.pair) for sample in document.samples}
-    broken = {
-        (turn.cell.case, turn.pair)
-        for turn in turns
-        if (turn.cell.key, turn.pair) not in done and turn.cell.key not in abandoned
-    }
-    kept = tuple(s for s in document.samples if (document.by_key[s.cell].case, s.pair) not in broken)
-    left = len(document.samples) - len(kept)
-    note = Finding("resumed", f"{left} samples of unfinished rounds were measured anew", None, None)
-    ending = Ending("running", None, None)
-    not_measured = tuple(left_out for left_out in document.not_measured if not left_out.reason.startswith(_UNREACHED))
-    findings = (*document.findings, note) if left else document.findings
-    return replace(document, samples=kept, findings=findings, ending=ending, not_measured=not_measured)
-
-
-_UNREACHED = "the sitting ended before it"
 
 
 class Session:
@@ -134,7 +115,7 @@ class Session:
         turns = plan_turns(self.document.cells, self.document.protocol.pairs)
         reached = {sample.cell for sample in self.document.samples}
         unreached = dict.fromkeys(turn.cell for turn in turns if turn.cell.key not in reached)
-        left_out = tuple(NotMeasured(cell.label, f"{_UNREACHED}: {reason or how}") for cell in unreached)
+        left_out = tuple(NotMeasured(cell.label, f"{UNREACHED}: {reason or how}") for cell in unreached)
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         self.write(not_measured=(*self.document.not_measured, *left_out), ending=Ending(how, finished, reason))
 

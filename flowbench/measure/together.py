@@ -16,7 +16,7 @@ from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Session, Watcher, given_up
 from flowbench.measure.wire import Job
 from flowbench.record import store
-from flowbench.record.run import Finding, RunDocument
+from flowbench.record.run import Finding, RunDocument, Sample
 
 # The reference's speed need not be known as finely as a change: it takes part in so many rounds of each case only.
 REFERENCE_ROUNDS = 2
@@ -66,16 +66,24 @@ class TogetherSession(Session):
     ) -> None:
         super().__init__(path, document, watcher)
         self._places, self._counters = places, counters
-        self._rounds = 0
+        # Of a sitting that is gone on with: its rounds so far, and their time, which the wall cap counts too.
+        spent_s = {self._round_of(sample): sample.wall_s for sample in document.samples}
+        self._rounds, self._began = len(spent_s), self._began - sum(spent_s.values())
         self._judged_sides = [side for side in places if side not in ("base", "canary")]
         self._cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
     def run(self) -> None:
-        """Sample, then confirm, then write the ending."""
+        """Sample, then confirm, then write the ending; what the document has already is not measured again."""
         plan, protocol = comparison_of(self.document), self.document.protocol
         sampling = protocol.pairs - plan.confirmation_pairs
+        done = set(map(self._round_of, self.document.samples))
+        for case in self._open_cases():
+            if any(measured == case for measured, _ in done):
+                self._close_where_done(case, sum(measured == case for measured, _ in done))
         for pair in range(sampling):
             for case in self._open_cases():
+                if (case, pair) in done:
+                    continue
                 if self.over_wall_cap():
                     self._close_all(f"the cap of {protocol.wall_cap_s:g} s was reached after {pair} rounds")
                     break
@@ -85,7 +93,7 @@ class TogetherSession(Session):
         in_question = to_confirm(self.document, self._judged_sides)
         for pair in range(sampling, protocol.pairs):
             for case, sides in in_question.items():
-                if not self.over_wall_cap(1 + CONFIRMING_SHARE):
+                if (case, pair) not in done and not self.over_wall_cap(1 + CONFIRMING_SHARE):
                     self._round(case, pair, ("base", *sides))
         capped = any(reason.startswith("the cap") for reason in comparison_of(self.document).stopped.values())
         reason = f"the cap of {protocol.wall_cap_s:g} s was reached" if capped else None
@@ -125,6 +133,9 @@ class TogetherSession(Session):
                 findings=(*kept.findings, Finding("sleep", message, turns[0].cell.key, pair)),
             )
         self._close(case, f"the machine slept through round {pair + 1} {_MOST_SLEEPS} times")
+
+    def _round_of(self, sample: Sample) -> tuple[Case, int]:
+        return self.document.by_key[sample.cell].case, sample.pair
 
     def _takes_part(self, cell: Cell, pair: int) -> bool:
         if cell.key in given_up(self.document.samples):

@@ -208,6 +208,10 @@ class Sample:
         return tuple(max(times) for times in zip(*(rank.steps_ms for rank in self.ranks), strict=True))
 
 
+# The kind of a finding that says that the sitting was gone on with after a pause.
+RESUMED = "resumed"
+
+
 @dataclass(frozen=True)
 class Finding:
     """Something that disturbed the measurement: another load, swapping, a number of threads that did not take."""

@@ -11,7 +11,8 @@ import pytest
 from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
 from flowbench.measure import session
-from flowbench.measure.plan import Request, check_resumable, plan_run
+from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.resumption import check_resumable
 from flowbench.measure.session import Watcher, run_session
 from flowbench.measure.worker import HOST_STEPS
 from flowbench.record import machine, store

@@ -11,9 +11,10 @@ import pytest
 
 from flowbench import sitting
 from flowbench.errors import FlowbenchError
-from flowbench.measure.plan import Request, check_resumable, plan_run, resumed_protocol
+from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.processes import marked
-from flowbench.measure.session import Watcher, run_session, whole_rounds
+from flowbench.measure.resumption import check_resumable, resumed_protocol, whole_rounds
+from flowbench.measure.session import Watcher, run_session
 from flowbench.record import machine, store
 from flowbench.record.document import read_document
 from flowbench.record.machine import read_git
