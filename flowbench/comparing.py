@@ -71,7 +71,7 @@ def compare(
 
 
 def stopped_comparison(path: Path, base: str | None = None, head: str | None = None) -> tuple[str, str | None]:
-    """The two refs of the comparison at `path` (None: the working tree); FlowbenchError where there is nothing to go on with."""
+    """The two refs of the comparison at `path` (None: the working tree); FlowbenchError where it is over."""
     document = read_document(path)
     plan = document.comparison
     if plan is None:

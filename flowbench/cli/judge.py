@@ -33,7 +33,7 @@ def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(cls=ManyValues)
-@click.argument("base")
+@click.argument("base", required=False)
 @click.argument("head", required=False)
 @_measuring
 @click.option("--engine", "engines", multiple=True, metavar="NAME …", help="Engines of this repository. Default: all.")
@@ -47,7 +47,11 @@ def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 )
 @click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out"), show_default=True, metavar="DIR",
               help="Where the run document and its reports are written.")  # fmt: skip
-def compare(base: str, head: str | None, limits: Path | None, force: bool, out: Path, **asked: Any) -> int:
+@click.option("--resume", type=click.Path(path_type=Path), metavar="DOC",
+              help="Go on with a comparison of refs that was stopped, where both are what they were.")  # fmt: skip
+def compare(
+    base: str | None, head: str | None, limits: Path | None, force: bool, out: Path, resume: Path | None, **asked: Any
+) -> int:
     """Compare BASE with HEAD: git refs of this repository, measured in one sitting, or run documents.
 
     Without HEAD, the working tree is compared with a ref; a document of an earlier comparison is judged anew. Exit codes: 0
@@ -57,7 +61,9 @@ def compare(base: str, head: str | None, limits: Path | None, force: bool, out: 
     from flowbench.measure.plan import Request
 
     command = ("flowbench", *sys.argv[1:])
-    status, text = comparing.compare(base, head, Request(**asked), out, command, limits=limits, force=force)
+    status, text = comparing.compare(
+        base, head, Request(**asked), out, command, limits=limits, force=force, resume=resume
+    )
     say(text)
     return status
 

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from flowbench import cli, comparing, false_alarms
-from flowbench.errors import FlowbenchError
+from flowbench import cli, comparing, false_alarms, sitting
+from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.disturbance import Counters, disturbances, slept_s
 from flowbench.measure.plan import Request
+from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.processes import marked
+from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Silent
 from flowbench.measure.together import Place, TogetherSession, cores_of
 from flowbench.record import aa, store
 from flowbench.record.document import read_document
-from flowbench.record.run import RunDocument
+from flowbench.record.run import Ending, RunDocument, Sample, Side
 
 pytestmark = pytest.mark.usefixtures("toys")
 
+NOTHING = Request()
 REQUEST = Request(
     engines=("toy-sided",), reference="toy", models=("linear",), image_shape=(3, 4, 4), batch_sizes=(2,), steps=3, warmup=1,
     pairs=6, threads=1,
@@ -94,6 +99,99 @@ def test_two_commits_in_one_sitting(tmp_path: Path) -> None:
     assert "slower" not in text
 
 
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str | None, rounds: int = 2) -> Path:
+    """A comparison of quick with `head` that the user stopped in the middle of a round, after `rounds` others."""
+
+    class Impatient(comparing.ProgressDisplay):
+        def turn(self, turn: Turn, number: int, turns: int, left_s: float) -> None:
+            self.number = number
+
+        def step(self, step: int) -> None:
+            if self.number > rounds:
+                raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(comparing, "ProgressDisplay", Impatient)
+        with pytest.raises(Interrupted, match=r"flowbench compare --resume .*json goes on"):
+            comparing.compare("quick", head, REQUEST, tmp_path / "out", ())
+    (path,) = (tmp_path / "out").glob("*.json")
+    return path
+
+
+def test_a_stopped_comparison_goes_on_with_its_whole_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stopped(tmp_path, monkeypatch, "slow", rounds=1)
+    before = read_document(path)
+    assert (before.ending.how, {sample.pair for sample in before.samples}) == ("interrupted", {0})
+
+    def in_round(pair: int, *sides: str | None) -> tuple[Sample, ...]:
+        wanted = [s for s in before.samples if before.engine(before.by_key[s.cell].engine).side in sides]
+        return tuple(dataclasses.replace(sample, pair=pair) for sample in wanted)
+
+    # Killed instead, when all rounds but the last were there, one of them without its other side.
+    there = [*in_round(0, "base", "head", "canary", None), *in_round(1, "base", "head", "canary", None)]
+    there += [sample for pair in (2, 3, 4) for sample in in_round(pair, "base", "head", "canary")]
+    there += [sample for pair in range(6, 11) for sample in in_round(pair, "base", "head")]
+    running = dataclasses.replace(before.ending, how="running")
+    store.replace(path, dataclasses.replace(before, samples=(*there, *in_round(5, "base")), ending=running))
+    status, text = comparing.compare(None, None, Request(), tmp_path / "out", (), resume=path)
+    after = read_document(path)
+    assert after.samples[: len(there)] == tuple(there)
+    new = Counter((s.pair, after.engine(after.by_key[s.cell].engine).side) for s in after.samples[len(there) :])
+    assert new == Counter([(5, "base"), (5, "head"), (5, "canary"), (11, "base"), (11, "head")])
+    (note,) = [finding.message for finding in after.findings if finding.kind == "resumed"]
+    assert note.startswith("10 rounds were measured until 2")
+    assert note in comparing.judged(after).stopping
+    assert (status, after.ending.how) == (comparing.judged(after).exit_code, "complete")
+    assert "after a pause" in text
+    assert [path] == [*(tmp_path / "out").glob("*.json")]
+    with pytest.raises(FlowbenchError, match=r"is complete, and its verdicts stand: flowbench compare .* shows them"):
+        comparing.compare(None, None, Request(), tmp_path / "out", (), resume=path)
+
+
+def test_a_stopped_comparison_goes_on_only_with_the_same_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, repository_of_a_framework: Path
+) -> None:
+    path = stopped(tmp_path, monkeypatch, None, rounds=0)
+    whole = read_document(path)
+    plain = dataclasses.replace(whole, comparison=None)
+    capped = dataclasses.replace(whole, ending=Ending("wall_cap", None, "the cap of 9 s was reached"))
+    store.replace(tmp_path / "plain.json", plain)
+    store.replace(tmp_path / "capped.json", capped)
+
+    def refusal(base: str | None = None, head: str | None = None, request: Request = NOTHING, doc: Path = path) -> str:
+        with pytest.raises(FlowbenchError) as error:
+            comparing.compare(base, head, request, tmp_path / "out", (), resume=doc)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "go on with flowbench run --resume" in refusal(doc=tmp_path / "plain.json")
+    assert "has ended (the cap of 9 s was reached), and its verdicts stand" in refusal(doc=tmp_path / "capped.json")
+    assert "compares 'quick' with 'working tree', asked for 'quick' with 'slow'" in refusal("quick", "slow")
+    assert "steps 3, asked for 4;" in refusal("quick", None, dataclasses.replace(REQUEST, steps=4))
+    assert "pairs 6, asked for 7;" in refusal(request=Request(pairs=7))
+    (repository_of_a_framework / "framework/__init__.py").write_text("SLEEP_S, GRADIENT = 0.0, 1")
+    assert "the uncommitted changes of the working tree are others" in refusal()
+    subprocess.run(["git", "tag", "-f", "quick", "slow"], cwd=repository_of_a_framework, check=True)
+    assert re.search("quick was [0-9a-f]{10} and is now [0-9a-f]{10}", refusal())
+    with pytest.raises(FlowbenchError, match=r"go on with flowbench compare --resume"):
+        sitting.run(Request(), path, tmp_path, ())
+    with pytest.raises(FlowbenchError, match="no BASE was given"):
+        comparing.compare(None, None, Request(), tmp_path, ())
+    assert read_document(path) == whole
+
+
+def test_the_wall_cap_counts_what_was_measured_before_a_pause(tmp_path: Path) -> None:
+    document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {}, with_canary=False)
+    cell = document.cells[0]
+    failed = Sample(cell.key, 0, 0, "2026-11-29T10:00:00Z", 40.0, "failed", "it is", None, ())
+    document = dataclasses.replace(
+        document, samples=(failed,), protocol=dataclasses.replace(document.protocol, wall_cap_s=39.0)
+    )
+    path = store.create(tmp_path, document)
+    assert TogetherSession(path, document, {}, Silent()).over_wall_cap()
+    assert not TogetherSession(path, dataclasses.replace(document, samples=()), {}, Silent()).over_wall_cap()
+
+
 @pytest.mark.parametrize(
     ("head", "verdict", "said"), [("raises", Verdict.FAILED, "head will not"), ("wrong", Verdict.VOID, "loss")]
 )
@@ -144,9 +242,6 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_round_that_the_machine_slept_through_is_measured_anew(tmp_path: Path) -> None:
-    from flowbench.measure.plan_comparison import plan_comparison
-    from flowbench.record.run import Side
-
     document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {}, with_canary=False)
     readings = iter(
         [
