@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,19 +15,27 @@ import flowbench
 from flowbench import comparing
 from flowbench.bisecting import Judged, Step, bisect, describe
 from flowbench.cell import Cell
-from flowbench.errors import FlowbenchError
+from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.series import fits
 from flowbench.judge.verdict import Comparison, ComparisonSet, Quantity, Verdict
 from flowbench.measure.plan import NO_REFERENCE, Request, plan_run
 from flowbench.measure.refs import PACKAGE
+from flowbench.measure.resumption import differences
+from flowbench.record.document import read_document
+from flowbench.record.run import RunDocument
 from flowbench.report.words import counted, one_line
 
 What = Literal["any", "time", "memory"]
 Measure = Callable[[str, str], ComparisonSet]
 
 
-def search(good: str, bad: str, pattern: str, what: What, request: Request, out: Path, command: Sequence[str]) -> str:
-    """Find the commit that made the one cell that fits `pattern` slower or larger; returns the result in words."""
+def search(
+    good: str, bad: str, pattern: str, what: What, request: Request, out: Path, command: Sequence[str], *, resume: bool
+) -> str:
+    """Find the commit that made the one cell that fits `pattern` slower or larger; returns the result in words.
+
+    With `resume` what an earlier search for it left in the folder `out` is not measured again.
+    """
     cell = _one_cell(pattern, request, command)
     alone = replace(
         request,
@@ -38,12 +47,49 @@ def search(good: str, bad: str, pattern: str, what: What, request: Request, out:
     )
     click.echo(f"searching with {cell.label}; each commit is compared with {good}", err=True)
 
-    def measure(base: str, head: str) -> ComparisonSet:
-        return comparing.judged(comparing.measured(base, head, alone, out, command)[1])
-
+    measure = Sittings(alone, out, command, resume)
     repository = Path(flowbench.__file__).parent
-    found = bisect(repository, good, bad, OneQuantity(measure, what), _told, lambda text: click.echo(text, err=True))
+    try:
+        found = bisect(
+            repository, good, bad, OneQuantity(measure, what), _told, lambda text: click.echo(text, err=True)
+        )
+    except Interrupted:
+        raise Interrupted(
+            f"interrupted; what was measured is in {out}: the same command with --resume goes on"
+        ) from None
     return describe(repository, found)
+
+
+class Sittings:
+    """Measures two commits in a sitting kept in the folder `out`; with `resume`, takes first what is there of them."""
+
+    def __init__(self, request: Request, out: Path, command: Sequence[str], resume: bool) -> None:
+        self._request, self._out, self._command = request, out, command
+        self._waiting = dict(_comparisons(out)) if resume else {}
+
+    def __call__(self, base: str, head: str) -> ComparisonSet:
+        path = next((path for path, document in self._waiting.items() if self._is_of(document, base, head)), None)
+        if path is not None:
+            document = self._waiting.pop(path)  # one that is unclear is measured again, not looked at again
+            if document.ending.how in ("complete", "wall_cap"):
+                click.echo(f"measured before: {path}", err=True)
+                return comparing.judged(document)
+        measured = comparing.measured(base, head, self._request, self._out, self._command, resume=path)
+        return comparing.judged(measured[1])
+
+    def _is_of(self, document: RunDocument, base: str, head: str) -> bool:
+        sides = document.comparison
+        commits = [side.git and side.git.commit for side in (sides.base, sides.head)] if sides else []
+        return commits == [base, head] and not differences(document, self._request)
+
+
+def _comparisons(folder: Path) -> Iterator[tuple[Path, RunDocument]]:
+    """The comparisons in `folder`, oldest first; other files there are none of our business."""
+    for path in sorted(folder.glob("*.json")):
+        with contextlib.suppress(FlowbenchError):
+            document = read_document(path)
+            if document.comparison is not None:
+                yield path, document
 
 
 class OneQuantity:

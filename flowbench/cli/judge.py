@@ -98,7 +98,8 @@ def aa(sittings: int, slowdowns: tuple[float, ...], load: bool, out: Path, **ask
 @click.option("--wall-cap", "wall_cap_s", type=Seconds(), metavar="SECONDS", help="For each commit.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out"), show_default=True, metavar="DIR",
               help="Where each commit's run document is written.")  # fmt: skip
-def bisect(good: str, bad: str, pattern: str, what: Any, out: Path, **asked: Any) -> None:
+@click.option("--resume", is_flag=True, help="Go on with a search that was stopped: what it left in --out counts.")
+def bisect(good: str, bad: str, pattern: str, what: Any, out: Path, resume: bool, **asked: Any) -> None:
     """Find the commit between GOOD and BAD that made a cell slower or larger.
 
     Each commit is compared with GOOD in a sitting of its own; what is unclear is measured again, then skipped. Your
@@ -108,4 +109,4 @@ def bisect(good: str, bad: str, pattern: str, what: Any, out: Path, **asked: Any
     from flowbench.measure.plan import Request
 
     command = ("flowbench", *sys.argv[1:])
-    say(bisect_command.search(good, bad, pattern, what, Request(**asked), out, command))
+    say(bisect_command.search(good, bad, pattern, what, Request(**asked), out, command, resume=resume))

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import bisect_command
+from flowbench import bisect_command, comparing
 from flowbench.bisect_command import OneQuantity
 from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Overall, Quantity, SideName, Verdict
 from flowbench.measure.plan import Request
+from flowbench.measure.plan_comparison import plan_comparison
+from flowbench.record import store
+from flowbench.record.run import Git, RunDocument, Side
 
 CASE = Case("resnet18", (2, 3, 64, 64), "float32", "eager", 1, False, True, True, 1)
 TIME, PEAK = Quantity("step time"), Quantity("peak allocated", 0)
@@ -61,9 +64,39 @@ def test_what_is_unclear_counts_where_it_is_far_from_half_of_the_change() -> Non
     assert judge("any", unclear[0]) == [Verdict.UNCLEAR]
 
 
+def test_a_stopped_search_goes_on_with_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(preset="smoke", reference="none", threads=1, pairs=6)
+    sides = {name: Side(name * 40, Git(name * 40, None, False)) for name in "abcd"}
+
+    def left(head: str, how: str, asked: Request = request) -> Path:
+        document = plan_comparison(asked, (), sides["a"], sides[head], {})
+        return store.create(tmp_path, replace(document, ending=replace(document.ending, how=how)))
+
+    left("b", "complete")
+    left("b", "complete", replace(request, pairs=7))  # of another search
+    half = left("c", "running")
+    (tmp_path / "half-written.json").write_text("{")
+    (tmp_path / "foreign.json").write_text('{"schema": "another"}')
+    measured: list[tuple[str, str, Path | None]] = []
+
+    def measure(base: str, head: str, *_: object, resume: Path | None) -> tuple[Path, RunDocument]:
+        measured.append((base[0], head[0], resume))
+        return tmp_path, plan_comparison(request, (), sides[base[0]], sides[head[0]], {})
+
+    monkeypatch.setattr(comparing, "measured", measure)
+    look = bisect_command.Sittings(request, tmp_path, (), resume=True)
+    assert look("a" * 40, "b" * 40).head.asked == "b" * 40
+    assert measured == []
+    for head in "bcd":
+        look("a" * 40, head * 40)
+    assert measured == [("a", "b", None), ("a", "c", half), ("a", "d", None)]
+    bisect_command.Sittings(request, tmp_path, (), resume=False)("a" * 40, "b" * 40)
+    assert measured[3:] == [("a", "b", None)]
+
+
 def test_one_cell_is_asked_for(tmp_path: Path) -> None:
     request = Request(preset="smoke", reference="none", threads=1)
     with pytest.raises(FlowbenchError, match=r"--cell 'resnet' fits \d+ cells, expected one: resnet"):
-        bisect_command.search("a", "b", "resnet", "any", request, tmp_path, ())
+        bisect_command.search("a", "b", "resnet", "any", request, tmp_path, (), resume=False)
     with pytest.raises(FlowbenchError, match="--cell 'nothing' fits 0 cells, expected one: "):
-        bisect_command.search("a", "b", "nothing", "any", request, tmp_path, ())
+        bisect_command.search("a", "b", "nothing", "any", request, tmp_path, (), resume=False)
