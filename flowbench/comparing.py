@@ -47,27 +47,23 @@ def compare(
     limits: Path | None = None,
     force: bool = False,
     resume: Path | None = None,
+    unclear_exit_code: int = 2,
 ) -> tuple[int, str]:
     """Compare two refs (head None: the working tree) or two documents; returns the exit status and the report for people.
 
-    `resume` is the document of a comparison of refs that was stopped: it is gone on with.
+    `resume` is the document of a comparison of refs that was stopped: it is gone on with. `unclear_exit_code` is the status
+    where nothing but an `unclear` keeps it from 0.
     """
     limits_text = _limits_text(limits)
-    if limits_text is not None:
-        parse_limits(*limits_text)  # before anything is measured
-    if resume is not None:
-        begun = stopped_comparison(resume, base, head)
-        return _reported(*measured(*begun, request, out, command, limits_text, resume), limits_text)
-    if base is None:
-        raise FlowbenchError("no BASE was given, expected a git ref or a run document, or --resume with a document")
-    if Path(base).is_file() and (head is None or Path(head).is_file()):
-        if request != Request():
-            raise FlowbenchError("two documents are compared as they are: options of a measurement have no place here")
-        return _compare_documents(Path(base), Path(head) if head else None, limits_text, force)
-    for given, other in ((base, head), (head, base)):
-        if given and Path(given).is_file():
-            raise FlowbenchError(f"{given} is a file and {other!r} is none: give two run documents, or two git refs")
-    return _reported(*measured(base, head, request, out, command, limits_text), limits_text)
+    if limits_text is not None:  # before anything is measured
+        taken = {limit.exit_code for limit in parse_limits(*limits_text)}
+        if unclear_exit_code in taken - {1}:
+            raise FlowbenchError(
+                f"exit code {unclear_exit_code} was given for what is unclear, but a limit of {limits_text[1]} has it too:"
+                " give another one"
+            )
+    comparison, text = _compared(base, head, request, out, command, limits_text, force, resume)
+    return unclear_exit_code if comparison.is_only_unclear else comparison.exit_code, text
 
 
 def stopped_comparison(path: Path, base: str | None = None, head: str | None = None) -> tuple[str, str | None]:
@@ -149,6 +145,31 @@ def measured(
         ) from None
 
 
+def _compared(
+    base: str | None,
+    head: str | None,
+    request: Request,
+    out: Path,
+    command: Sequence[str],
+    limits_text: tuple[str, str] | None,
+    force: bool,
+    resume: Path | None,
+) -> tuple[ComparisonSet, str]:
+    if resume is not None:
+        begun = stopped_comparison(resume, base, head)
+        return _reported(*measured(*begun, request, out, command, limits_text, resume), limits_text)
+    if base is None:
+        raise FlowbenchError("no BASE was given, expected a git ref or a run document, or --resume with a document")
+    if Path(base).is_file() and (head is None or Path(head).is_file()):
+        if request != Request():
+            raise FlowbenchError("two documents are compared as they are: options of a measurement have no place here")
+        return _compare_documents(Path(base), Path(head) if head else None, limits_text, force)
+    for given, other in ((base, head), (head, base)):
+        if given and Path(given).is_file():
+            raise FlowbenchError(f"{given} is a file and {other!r} is none: give two run documents, or two git refs")
+    return _reported(*measured(base, head, request, out, command, limits_text), limits_text)
+
+
 def _planned(request: Request, command: Sequence[str], base: Side, head: Side) -> RunDocument:
     known = read_floors(read_machine())
     floors = {name: floor.floor for name, floor in known.items()}
@@ -162,10 +183,10 @@ def _resumed(path: Path, request: Request, base: Side, head: Side) -> RunDocumen
     return whole_pairs(replace(document, protocol=resumed_protocol(document, request)))
 
 
-def _reported(path: Path, document: RunDocument, limits_text: tuple[str, str] | None) -> tuple[int, str]:
+def _reported(path: Path, document: RunDocument, limits_text: tuple[str, str] | None) -> tuple[ComparisonSet, str]:
     comparison = judged(document, limits_text)
     text = write_reports(path, document, comparison)
-    return comparison.exit_code, "\n".join([text, *why(comparison), *explaining.changes(document)])
+    return comparison, "\n".join([text, *why(comparison), *explaining.changes(document)])
 
 
 def _profiled(path: Path, document: RunDocument, places: Mapping[str, Place]) -> RunDocument:
@@ -196,7 +217,7 @@ def with_false_alarms(document: RunDocument, floors: Iterable[NoiseFloor]) -> Ru
 
 def _compare_documents(
     base: Path, head: Path | None, limits_text: tuple[str, str] | None, force: bool
-) -> tuple[int, str]:
+) -> tuple[ComparisonSet, str]:
     from flowbench.report import render
     from flowbench.reporting import terminal_style
 
@@ -208,7 +229,7 @@ def _compare_documents(
             )
         comparison = judged(one, limits_text)
         text = render(one, "console", comparison=comparison, style=style).rstrip("\n")
-        return comparison.exit_code, "\n".join([text, *why(comparison)])
+        return comparison, "\n".join([text, *why(comparison)])
     other = read_document(head)
     comparison = judge_documents(one, other, force=force)
     if comparison.differences and not force:
@@ -218,7 +239,7 @@ def _compare_documents(
         )
     comparison = _limited(comparison, limits_text)
     text = render(other, "console", comparison=comparison, style=style).rstrip("\n")
-    return comparison.exit_code, "\n".join([text, *why(comparison)])
+    return comparison, "\n".join([text, *why(comparison)])
 
 
 def _limits_text(given: Path | None) -> tuple[str, str] | None:

@@ -49,8 +49,17 @@ def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
               help="Where the run document and its reports are written.")  # fmt: skip
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DOC",
               help="Go on with a comparison of refs that was stopped, where both are what they were.")  # fmt: skip
+@click.option("--unclear-exit-code", type=click.IntRange(0, 125), default=2, show_default=True, metavar="CODE",
+              help="The exit code where all was measured, nothing is worse, and something is unclear.")  # fmt: skip
 def compare(
-    base: str | None, head: str | None, limits: Path | None, force: bool, out: Path, resume: Path | None, **asked: Any
+    base: str | None,
+    head: str | None,
+    limits: Path | None,
+    force: bool,
+    out: Path,
+    resume: Path | None,
+    unclear_exit_code: int,
+    **asked: Any,
 ) -> int:
     """Compare BASE with HEAD: git refs of this repository, measured in one sitting, or run documents.
 
@@ -62,7 +71,15 @@ def compare(
 
     command = ("flowbench", *sys.argv[1:])
     status, text = comparing.compare(
-        base, head, Request(**asked), out, command, limits=limits, force=force, resume=resume
+        base,
+        head,
+        Request(**asked),
+        out,
+        command,
+        limits=limits,
+        force=force,
+        resume=resume,
+        unclear_exit_code=unclear_exit_code,
     )
     say(text)
     return status

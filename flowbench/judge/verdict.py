@@ -211,3 +211,11 @@ class ComparisonSet:
         judged = any(comparison.verdict.is_judged for comparison in self.comparisons)
         open_ones = any(not (one.verdict.is_judged or one.verdict is Verdict.NEW) for one in self.comparisons)
         return 0 if judged and not open_ones else 2
+
+    @property
+    def is_only_unclear(self) -> bool:
+        """Whether all was measured as planned, on alike machines, and nothing but an `unclear` keeps the exit code from 0."""
+        open_ones = [one for one in self.comparisons if not (one.verdict.is_judged or one.verdict is Verdict.NEW)]
+        measured = all(one.verdict is Verdict.UNCLEAR and one.pairs > 0 for one in open_ones)
+        kept = not any(limit.exit_code for limit in self.limits)
+        return self.exit_code == 2 and kept and measured and bool(open_ones) and not self.differences

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flowbench import cli, comparing, false_alarms, sitting
+from flowbench.cell import Case, Cell
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.disturbance import Counters, disturbances, slept_s
@@ -23,7 +24,7 @@ from flowbench.measure.session import Silent
 from flowbench.measure.together import Place, TogetherSession, cores_of
 from flowbench.record import aa, store
 from flowbench.record.document import read_document
-from flowbench.record.run import Ending, RunDocument, Sample, Side
+from flowbench.record.run import Ending, Memory, RankSample, RunDocument, Sample, Side
 
 pytestmark = pytest.mark.usefixtures("toys")
 
@@ -241,6 +242,33 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/*.json"))
 
 
+def test_the_exit_code_of_what_is_unclear_can_be_chosen(tmp_path: Path) -> None:
+    document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {})
+
+    def sample(cell: Cell, pair: int, time_ms: float) -> Sample:
+        ranks = (RankSample(0, 1, "cpu", (), (time_ms,) * 3, (1.0,) * 4, Memory(None, None, 2**20, 2**20)),)
+        return Sample(cell.key, pair, 0, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, ranks)
+
+    def status(name: str, *head_ms: float, **options: object) -> int:
+        samples = tuple(
+            sample(cell, pair, time_ms if cell.engine.endswith("@head") else 10.0)
+            for cell in document.cells
+            for pair, time_ms in enumerate(head_ms)
+        )
+        path = store.create(tmp_path, dataclasses.replace(document, run_id=name, samples=samples))
+        return comparing.compare(str(path), None, NOTHING, tmp_path, (), **options)[0]
+
+    limits = tmp_path / "limits.toml"
+    limits.write_text('[[limit]]\ncell = "*"\nmax_step_ms = 1000\nexit_code = 75')
+    assert status("by default", *(10.0, 12.0) * 3) == 2
+    assert status("chosen", *(10.0, 12.0) * 3, unclear_exit_code=75) == 75
+    assert status("slower", *(12.0,) * 12, unclear_exit_code=75) == 1
+    assert status("same", *(10.0,) * 6, unclear_exit_code=75) == 0
+    assert status("not measured", unclear_exit_code=75) == 2
+    with pytest.raises(FlowbenchError, match=r"a limit of .*limits.toml has it too: give another one"):
+        status("with a limit", 10.0, limits=limits, unclear_exit_code=75)
+
+
 def test_a_round_that_the_machine_slept_through_is_measured_anew(tmp_path: Path) -> None:
     document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {}, with_canary=False)
     readings = iter(
@@ -272,8 +300,6 @@ def test_clocks_that_part() -> None:
 
 
 def test_all_sides_of_a_round_share_its_cores() -> None:
-    from flowbench.cell import Case
-
     case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 2)
     assert [cores_of(case, pair, [0, 1, 2, 3, 4]) for pair in range(4)] == [(0, 1), (2, 3), (0, 4), (1, 2)]
     assert cores_of(case, 0, [0, 1]) == ()

@@ -12,7 +12,7 @@ from sittings import CASE, MACHINE, MIB, SMALL, plain, sitting
 from flowbench.judge.compare import is_case_precise, judge_document, to_confirm
 from flowbench.judge.documents import judge_documents
 from flowbench.judge.memory import judge_memory
-from flowbench.judge.verdict import Comparison, ComparisonSet, Verdict
+from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, Verdict
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.gpu import GpuUse
 from flowbench.record.run import RunDocument, Sample
@@ -227,3 +227,21 @@ def test_a_cell_missing_in_one_document_is_lost_or_new() -> None:
     for base, head, verdict in ((both, one, Verdict.LOST), (one, both, Verdict.NEW)):
         graph = next(time for time in judge_documents(base, head).times if time.engine == "flow-graph")
         assert graph.verdict is verdict
+
+
+def test_only_unclear_is_told_apart_from_what_was_not_measured() -> None:
+    unclear = judge_document(sitting({"head": 1.1}, confirming={"head": 1.0}))
+    assert unclear.is_only_unclear
+    assert judge_document(sitting({"head": 1.1, "canary": 1.1})).is_only_unclear  # measured, and then nothing counts
+    limit = LimitResult("*", "max_step_ms", "", None, 1.0, None, 2, "was not measured")
+    others = [
+        judge_document(sitting()),
+        judge_document(sitting({"head": 1.1})),
+        judge_document(sitting({"head": 1.1}, confirming={"head": 1.0}, spoiled={("head", SMALL): "failed"})),
+        judge_document(sitting({"head": 1.1}, confirming={"head": 1.0}, lacks=(("head", SMALL),))),
+        judge_document(dataclasses.replace(sitting(), samples=())),
+        dataclasses.replace(unclear, limits=(limit,)),
+        dataclasses.replace(unclear, differences=("cpu_model: one / another",)),
+    ]
+    assert [other.is_only_unclear for other in others] == [False] * len(others)
+    assert {other.exit_code for other in others} == {0, 1, 2}
