@@ -33,34 +33,13 @@ nox.options.sessions = ["tests", "lint"]
 @nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Measure Flow against PyTorch and print the report; what follows `--` goes to `flowbench run`."""
-    python = environment(session, ["torch", "report"], for_machine=True)
-    # Ctrl-C reaches flowbench too: it ends its ranks and closes the run document, for which nox has to wait.
-    session.run(
-        python,
-        "-m",
-        "flowbench",
-        "run",
-        *session.posargs,
-        external=True,
-        interrupt_timeout=60,
-        terminate_timeout=10,
-    )
+    flowbench(session, "run")
 
 
 @nox.session(venv_backend="none")
 def compare(session: nox.Session) -> None:
     """Measure two git refs, or a ref and the working tree, in one sitting; what follows `--` goes to `flowbench compare`."""
-    python = environment(session, ["torch", "report"], for_machine=True)
-    session.run(
-        python,
-        "-m",
-        "flowbench",
-        "compare",
-        *session.posargs,
-        external=True,
-        interrupt_timeout=60,
-        terminate_timeout=10,
-    )
+    flowbench(session, "compare")
 
 
 @nox.session(venv_backend="none")
@@ -88,6 +67,30 @@ def lint(session: nox.Session) -> None:
         [python, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-actions", *actions],
     ):
         session.run(*command, external=True)
+
+
+def flowbench(session: nox.Session, command: str) -> None:
+    """Run a command of flowbench with what follows `--`; nox ends with its exit code, where it is not 0."""
+    python = environment(session, ["torch", "report"], for_machine=True)
+    try:
+        # Ctrl-C reaches flowbench too: it ends its ranks and closes the run document, for which nox has to wait.
+        session.run(
+            python,
+            "-m",
+            "flowbench",
+            command,
+            *session.posargs,
+            external=True,
+            interrupt_timeout=60,
+            terminate_timeout=10,
+        )
+    except nox.command.CommandFailed as failed:
+        # nox itself says 1 for whatever failed, which would read as "a regression was found".
+        returned = re.fullmatch(r"Returned code (-?\d+)", failed.reason or "")
+        if returned is None:
+            raise
+        code = int(returned[1])
+        sys.exit(code if code > 0 else 128 - code)
 
 
 def environment(session: nox.Session, extras: Sequence[str], *, for_machine: bool = False) -> str:

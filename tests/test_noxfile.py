@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -17,10 +18,12 @@ class Session:
 
     name = "bench"
 
-    def __init__(self, fails: bool = False) -> None:
+    posargs = ("main", "--pairs", "6")
+
+    def __init__(self, fails: bool = False, reason: str | None = None) -> None:
         self.commands: list[tuple[str, ...]] = []
         self.lines: list[str] = []
-        self.fails = fails
+        self.fails, self.reason = fails, reason
 
     def log(self, line: str) -> None:
         self.lines.append(line)
@@ -28,7 +31,7 @@ class Session:
     def run(self, *command: str, **options: object) -> None:
         self.commands.append(command)
         if self.fails:
-            raise noxfile.nox.command.CommandFailed
+            raise noxfile.nox.command.CommandFailed(self.reason)
 
     def error(self, line: str) -> None:
         raise RuntimeError(line)
@@ -140,3 +143,24 @@ def test_an_old_python_is_told_the_way_out(checkout: Path, monkeypatch: pytest.M
     monkeypatch.setattr(noxfile, "OLDEST_PYTHON", (9, 1))
     with pytest.raises(RuntimeError, match=r"python9\.1 -m pip install nox"):
         noxfile.create(Session(), noxfile.SHARED / "bin" / "python")
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [("Returned code 75", 75), ("Returned code 1", 1), ("Returned code -9", 137)]
+)
+def test_flowbenchs_exit_code_is_noxs(reason: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["nox", "--no-venv", "-s", "compare"])
+    session = Session(fails=True, reason=reason)
+    with pytest.raises(SystemExit) as stop:
+        noxfile.flowbench(session, "compare")
+    assert stop.value.code == code
+    assert session.commands == [(sys.executable, "-m", "flowbench", "compare", "main", "--pairs", "6")]
+    with pytest.raises(noxfile.nox.command.CommandFailed, match="not found"):
+        noxfile.flowbench(Session(fails=True, reason="Program python3.11 not found"), "compare")
+
+
+def test_compare_through_nox_itself(repository: Path) -> None:
+    command = [sys.executable, "-m", "nox", "--no-venv", "-s", "compare", "--", "no-such-ref"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert any(line.startswith("flowbench: ") for line in (done.stdout + done.stderr).splitlines())

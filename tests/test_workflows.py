@@ -16,16 +16,23 @@ CODES = [
 
 
 def run_script(
-    text: str, tmp_path: Path, exits: int, **environment: str
+    text: str, tmp_path: Path, exits: int, writes: bool = True, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], str]:
     """Run the one script of `text` that starts Python, as a job does, with a Python that exits so; also what that was asked for."""
     (script,) = [block for block in _scripts(text) if " -s compare" in block or "python3 -m flowbench" in block]
     tools = tmp_path / "tools"
     tools.mkdir()
-    for name, does in {"python3": f'echo "$@" > {tmp_path}/asked; exit {exits}', "git": "echo 0123abc"}.items():
+    (tmp_path / "bench").mkdir()
+    write = f"touch {tmp_path}/bench/run.json;" if writes else ""
+    for name, does in {"python3": f'{write} echo "$@" > {tmp_path}/asked; exit {exits}', "git": "echo 0123abc"}.items():
         (tools / name).write_text(f"#!/bin/sh\n{does}\n")
         (tools / name).chmod(0o755)
-    variables = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "RUNNER_TEMP": "/t", **environment}
+    variables = {
+        **os.environ,
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "RUNNER_TEMP": str(tmp_path),
+        **environment,
+    }
     done = subprocess.run(
         ["bash", "-eo", "pipefail", "-c", script], env=variables, cwd=tmp_path, capture_output=True, text=True
     )
@@ -51,9 +58,16 @@ def test_the_bench_tells_worse_unclear_and_unmeasured_apart(
 ) -> None:
     text = (repository / ".github/workflows/bench.yml").read_text()
     done, asked = run_script(text, tmp_path, exits, BASE="origin/main", IF_UNCLEAR=if_unclear)
-    assert asked == "-m nox -s compare -- 0123abc HEAD --out /t/bench --unclear-exit-code 75"
+    assert asked == f"-m nox -s compare -- 0123abc HEAD --out {tmp_path}/bench --unclear-exit-code 75"
     assert done.returncode == job, done.stderr
     assert done.stdout.startswith(annotation) if annotation else not done.stdout
+
+
+@pytest.mark.parametrize("exits", [0, 1, 75])
+def test_a_bench_that_left_no_document_has_failed(exits: int, tmp_path: Path, repository: Path) -> None:
+    text = (repository / ".github/workflows/bench.yml").read_text()
+    done, _ = run_script(text, tmp_path, exits, writes=False, BASE="origin/main", IF_UNCLEAR="warn")
+    assert (done.returncode, done.stdout.startswith("::error")) == (2, True)
 
 
 @pytest.mark.parametrize(("exits", "if_unclear", "job", "annotation"), CODES)
