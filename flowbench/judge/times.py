@@ -70,7 +70,8 @@ def judge_times(cells: Sequence[Evidence]) -> list[Judgement]:
     """The judgement of each cell, Holm-adjusted over all; ValueError where a cell has no pair.
 
     `slower` and `faster`: the interval lies wholly beyond the margin, after the adjustment; the sign-flip test, which assumes
-    less, does not disagree; and the confirming pairs alone show it too. `same`: the interval lies wholly within the margin.
+    less, does not disagree; and the confirming pairs alone show a change that way too. `same`: the interval lies wholly within
+    the margin.
     """
     means = [mean_of(cell.sampling) for cell in cells]
     ps = [beyond(mean, math.log1p(cell.margin)) for mean, cell in zip(means, cells, strict=True)]
@@ -106,7 +107,8 @@ def _judge(cell: Evidence, mean: Mean, p: float, adjusted: float, cells: int) ->
 def _confirm(cell: Evidence, direction: Verdict, margin: float) -> tuple[Verdict, str, bool]:
     if len(cell.confirming) < 2:
         return Verdict.UNCLEAR, f"it looks {direction}, but no new pairs were measured to confirm it", False
-    again = mean_of(cell.confirming)
+    # The sampling has said which direction: to confirm it is a one-sided question.
+    again = mean_of(cell.confirming, 1 - 2 * LEVEL)
     sign = 1 if direction is Verdict.SLOWER else -1
     excludes_none = again.low > 0 if sign > 0 else again.high < 0
     count = len(cell.confirming)

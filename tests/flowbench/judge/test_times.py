@@ -45,6 +45,18 @@ def test_each_verdict(cell: Evidence, verdict: Verdict, said: str) -> None:
     assert said in judgement.reason
 
 
+@pytest.mark.parametrize(("errors", "confirmed"), [(2.1, True), (1.9, False)])
+def test_new_pairs_confirm_one_sided(errors: float, confirmed: bool) -> None:
+    # t of 5 degrees of freedom: 2.015 leaves 5 % on one side, 2.571 on both.
+    error = mean_of([10 * one for one in NOISE]).standard_error
+    again = tuple(errors * error + 10 * one for one in NOISE)
+    for sign, verdict in ((1, Verdict.SLOWER), (-1, Verdict.FASTER)):
+        sampling = tuple(sign * (0.05 + one) for one in NOISE)
+        (judgement,) = judge_times([Evidence(sampling, tuple(sign * one for one in again), 0.01)])
+        assert judgement.confirmed is confirmed
+        assert judgement.verdict is (verdict if confirmed else Verdict.UNCLEAR)
+
+
 def test_among_many_cells_one_may_look_slower_by_chance() -> None:
     cell = evidence(0.0142, 0.0142)
     assert judge_times([cell])[0].verdict is Verdict.SLOWER
