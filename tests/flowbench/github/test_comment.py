@@ -264,33 +264,57 @@ def test_a_long_report_is_cut_and_says_so(bot: Bot, document: RunDocument) -> No
     assert text.rstrip().endswith("</sub>")
 
 
-def test_two_runs_that_post_at_once_leave_one_comment_the_newer_runs(bot: Bot) -> None:
-    """As many rounds as fit a second or two: with the real time-outs of a write, and a settling time above it, scaled down."""
-    for round_number in range(15):
-        number = 100 + round_number
-        bot.github.add_pull(number, SHA, branch=f"b{number}")
-        if round_number % 3 == 2:
-            bot.github.add_comment(number, MARKER.format(1))
-        start = threading.Barrier(2)
-        failures: list[BaseException] = []
+class Settling:
+    """The settling time of several runs: over for one when each has come to it, or has ended. No clock says so."""
 
-        def run(run_id: int, number: int = number, start: Any = start, failures: Any = failures) -> None:
+    def __init__(self, runs: set[int]) -> None:
+        self.posting, self.changed = set(runs), threading.Condition()
+
+    def rest(self, run_id: int) -> None:
+        with self.changed:
+            self.posting.discard(run_id)
+            self.changed.notify_all()
+
+    def wait(self, run_id: int) -> None:
+        self.rest(run_id)
+        with self.changed:
+            assert self.changed.wait_for(lambda: not self.posting, timeout=60)
+
+
+@pytest.mark.parametrize("number", range(100, 109))
+def test_two_runs_that_post_at_once_leave_one_comment_the_newer_runs(bot: Bot, number: int) -> None:
+    """Both have looked before either writes; a settling time is longer than a write may take, so it is over once both have."""
+    bot.github.add_pull(number, SHA, branch=f"b{number}")
+    if number % 3 == 2:
+        bot.github.add_comment(number, MARKER.format(1))
+    first_writes, settling = threading.Barrier(2), Settling({8, 9})
+    to_write = {MARKER.format(run_id) + "text" for run_id in (8, 9)}
+    failures: list[BaseException] = []
+
+    def before_write(body: str) -> None:
+        if body in to_write:
+            to_write.discard(body)
+            first_writes.wait(60)
+
+    def run(run_id: int) -> None:
+        try:
             api = Api("t", bot.github.address)
-            pull = api.repository("o/r").get_pull(number)
-            subject = Subject(pull, number, SHA, SHA, run_id)
-            start.wait()
-            try:
-                post(api, subject, MARKER.format(run_id) + "text", settle_s=0.6)
-            except BaseException as error:  # noqa: BLE001 - told by the main thread
-                failures.append(error)
+            subject = Subject(api.repository("o/r").get_pull(number), number, SHA, SHA, run_id)
+            post(api, subject, MARKER.format(run_id) + "text", wait=lambda _: settling.wait(run_id))
+        except BaseException as error:  # noqa: BLE001 - told by the main thread
+            failures.append(error)
+        finally:
+            settling.rest(run_id)
 
-        threads = [threading.Thread(target=run, args=(run_id,)) for run_id in (8, 9)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
-        assert bot.github.bodies(number) == [MARKER.format(9) + "text"]
+    bot.github.before_write = before_write
+    threads = [threading.Thread(target=run, args=(run_id,)) for run_id in (8, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert to_write == set()
+    assert bot.github.bodies(number) == [MARKER.format(9) + "text"]
 
 
 def test_an_older_write_that_comes_late_is_written_over(bot: Bot, document: RunDocument) -> None:
