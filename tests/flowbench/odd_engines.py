@@ -218,21 +218,34 @@ class NotInstalled(ToyEngine):
     library = "a_library_that_is_nowhere"
 
 
+class SimulatedTime:
+    """In place of the module `time` where steps are timed: it passes where a step says so, and by a microsecond a look."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def perf_counter_ns(self) -> int:
+        self.now_ns += 1000
+        return self.now_ns
+
+
 class Sided(ToyEngine):
-    """Takes as long, or does as wrong, as the package `framework` says that it imports."""
+    """Takes as long, or does as wrong, as the package `framework` says that it imports; the time is a simulated one."""
 
     library = "framework"
 
     def build(self, task: Task) -> ToyTraining:
         import framework
+        from flowbench.measure import clock, slowdown
 
         if task.cell.engine.endswith("@head") and hasattr(framework, "RAISES"):
             raise ValueError(framework.RAISES)
+        simulated = clock.time = slowdown.time = SimulatedTime()
 
         class Training(ToyTraining):
             def step(self, index: int) -> None:
                 super().step(index)
-                time.sleep(framework.SLEEP_S)
+                simulated.now_ns += framework.STEP_MS * 1_000_000
 
             def update(self, gradients: list[np.ndarray]) -> None:
                 super().update([gradient * np.float32(framework.GRADIENT) for gradient in gradients])

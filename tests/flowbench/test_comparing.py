@@ -41,10 +41,10 @@ def repository_of_a_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (where / "framework").mkdir(parents=True)
     subprocess.run(["git", "init", "-q"], cwd=where, check=True)
     for tag, text in {
-        "quick": "SLEEP_S, GRADIENT = 0.02, 1",
-        "slow": "SLEEP_S, GRADIENT = 0.06, 1",
-        "wrong": "SLEEP_S, GRADIENT = 0.0, 0.9",
-        "raises": "SLEEP_S, GRADIENT, RAISES = 0.0, 1, 'head will not'",
+        "quick": "STEP_MS, GRADIENT = 20, 1",
+        "slow": "STEP_MS, GRADIENT = 60, 1",
+        "wrong": "STEP_MS, GRADIENT = 20, 0.9",
+        "raises": "STEP_MS, GRADIENT, RAISES = 20, 1, 'head will not'",
     }.items():
         (where / "framework/__init__.py").write_text(text)
         identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
@@ -72,9 +72,9 @@ def test_two_commits_in_one_sitting(tmp_path: Path) -> None:
     (time,) = comparison.times
     assert (status, time.verdict, time.confirmed) == (1, Verdict.SLOWER, True)
     assert "slower" in text
-    assert time.base == pytest.approx(20, rel=0.6)
+    assert time.base == pytest.approx(20, rel=1e-3)
     assert time.change is not None
-    assert time.change.ratio > 2
+    assert time.change.ratio == pytest.approx(3, rel=1e-3)
     assert comparison.canary.state == "clear"
     assert document.comparison is not None
     commits = [side.git and side.git.commit for side in (document.comparison.base, document.comparison.head)]
