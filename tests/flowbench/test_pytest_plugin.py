@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -52,7 +53,7 @@ import pytest
 def test_linear(measured):
     measured.replay()
     if measured.ratio:
-        assert measured.ratio.geometric_mean > 2
+        assert measured.ratio.geometric_mean > 1
 """
 
 
@@ -69,11 +70,14 @@ def suite(pytester: pytest.Pytester, repository: Path, monkeypatch: pytest.Monke
         (site / "toys-1.dist-info").mkdir(exist_ok=True)
         (site / "toys-1.dist-info" / name).write_text(text)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(repository), str(site)]))
+    # Each pytest of these tests starts with the two plugins it is about, not with every one that is installed.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return pytester
 
 
 def run(suite: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    return suite.runpytest_subprocess("-p", "flowbench.pytest_plugin", "--flowbench-out=out", *arguments, timeout=120)
+    plugins = ["-p", "flowbench.pytest_plugin", "-p", "benchmark"]
+    return suite.runpytest_subprocess(*plugins, "--flowbench-out=out", *arguments, timeout=120)
 
 
 def documents(suite: pytest.Pytester) -> list[dict]:
@@ -92,10 +96,11 @@ def test_the_table_shows_what_one_sitting_measured(suite: pytest.Pytester) -> No
     rows = {
         row["extra_info"]["engine"]: row for row in json.loads((suite.path / "table.json").read_text())["benchmarks"]
     }
+    medians_s = {}
     for name, row in rows.items():
         samples = [sample for sample in document["samples"] if sample["cell"].startswith(f"{name}/")]
-        medians_s = [sorted(sample["ranks"][0]["steps_ms"])[1] / 1e3 for sample in samples]
-        assert row["stats"]["data"] == pytest.approx(medians_s)
+        medians_s[name] = [sorted(sample["ranks"][0]["steps_ms"])[1] / 1e3 for sample in samples]
+        assert row["stats"]["data"] == pytest.approx(medians_s[name])
         assert row["group"] == "linear [2, 3, 4, 4]"
         assert row["extra_info"]["losses"] == [[[1.0] * 4]] * 2
         assert row["extra_info"]["resident_peak_bytes"] > 0
@@ -103,7 +108,8 @@ def test_the_table_shows_what_one_sitting_measured(suite: pytest.Pytester) -> No
         assert row["extra_info"]["gpu_used_bytes"] is None
         assert row["extra_info"]["host_ms"] == [[[]], [[]]]
     assert rows["slow"]["extra_info"]["relative_speed"] is None
-    assert rows["quick"]["extra_info"]["relative_speed"] == pytest.approx(8, rel=0.6)
+    ratios = [slow / quick for quick, slow in zip(medians_s["quick"], medians_s["slow"], strict=True)]
+    assert rows["quick"]["extra_info"]["relative_speed"] == pytest.approx(math.prod(ratios) ** 0.5)
     low, high = rows["quick"]["extra_info"]["relative_speed_interval"]
     assert low < rows["quick"]["extra_info"]["relative_speed"] < high
     again = run(suite, "--benchmark-compare=0001", "-k", "quick")

@@ -94,6 +94,7 @@ def suite(pytester: pytest.Pytester, repository: Path, monkeypatch: pytest.Monke
     """A folder with a suite and its two sides."""
     pytester.makepyfile(toys=SIDES, test_suite=SUITE)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(repository), str(pytester.path)]))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # starts sooner with the one plugin it is about
     return pytester
 
 
