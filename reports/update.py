@@ -1,9 +1,10 @@
-"""Makes what is made from run documents: the texts beside each one, and README's tables, which stand between two marks.
+"""Makes what is made from run documents: the texts beside each one, and README's tables and quotation, between two marks.
 
     python reports/update.py            writes them
     python reports/update.py --check    says which are not as they would be written, and exits 1
 
 A table in README stands between `<!-- figures: FOLDER -->` and `<!-- end of figures -->`: that of every document in the folder.
+Between `<!-- speed stats: FOLDER -->` and `<!-- end of speed stats -->` stands how the folder's first Speed stats text begins.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from flowbench.report import render  # noqa: E402
 SUBJECT = "flow-eager"
 TEXTS = ((".txt", "speed-stats"), (".md", "markdown"))
 MARKED = re.compile(r"(<!-- figures: (\S+) -->\n)(.*?)(<!-- end of figures -->)", re.DOTALL)
+QUOTED = re.compile(r"(<!-- speed stats: (\S+) -->\n)(.*?)(<!-- end of speed stats -->)", re.DOTALL)
 MIB = 2**20
 # What the memory of a step is judged by, with its field of the run document.
 MEMORY = {"peak resident": "resident_peak_bytes"}
@@ -51,7 +53,8 @@ def wanted(root: Path) -> dict[Path, str]:
         document = read_document(path)
         texts |= {path.with_suffix(suffix): render(document, form) for suffix, form in TEXTS}
     readme = root / "README.md"
-    texts[readme] = MARKED.sub(lambda found: found[1] + figures(root / found[2]) + found[4], readme.read_text())
+    made = MARKED.sub(lambda found: found[1] + figures(root / found[2]) + found[4], readme.read_text())
+    texts[readme] = QUOTED.sub(lambda found: found[1] + quotation(root / found[2]) + found[4], made)
     return texts
 
 
@@ -69,6 +72,12 @@ def figures(folder: Path) -> str:
         )
         tables.append("\n".join([*table(read_document(path)), "", source]))
     return "\n\n".join(tables) + "\n" if tables else ""
+
+
+def quotation(folder: Path) -> str:
+    """The names and the first case of the Speed stats text of the folder's first document."""
+    names, first, *_ = render(read_document(documents(folder)[0]), "speed-stats").split("\n\n")
+    return f"```\n{names}\n\n{first.rstrip()}\n```\n"
 
 
 def device(document: RunDocument) -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flowbench.record.document import read_document
-from flowbench.report import render
+from flowbench.cell import Case, Cell
+from flowbench.record import run
+from flowbench.record.document import document_text
 
 ROOT = Path(__file__).parent.parent
 _spec = importlib.util.spec_from_file_location("update", ROOT / "reports" / "update.py")
@@ -21,8 +22,34 @@ assert _spec.loader is not None
 update = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(update)
 README = (ROOT / "README.md").read_text()
-RUNS = sorted((ROOT / "reports").glob("cpu-2-cores/*.json"))
-ON_GPU = min((ROOT / "reports").glob("h200/*.json"))  # one rank; later ones are of several
+MIB = 2**20
+CASE = Case("resnet50", (8, 3, 224, 224), "float32", "eager", 1, False, True, True, 2, "cuda")
+ENGINES = (
+    run.Engine("flow-eager", "Flow", "framework", "0.1.0"),
+    run.Engine("torch-eager", "PyTorch", "torch", "2.14.0"),
+)
+
+
+def sample(cell: Cell, pair: int) -> run.Sample:
+    """Three steps of one rank on a GPU, whose times, host times and peaks are easy to follow."""
+    slower, larger = (2 + pair / 10, 2) if cell.engine == "torch-eager" else (1, 1)
+    steps_ms = tuple(slower * (60 + 2 * pair + step) for step in (2, 0, 1))
+    memory = run.Memory(larger * 600 * MIB, larger * 900 * MIB, 2**31, 2**30)
+    rank = run.RankSample(0, 2, "cuda:0", (), steps_ms, (6.9,) * 3, memory, (slower * 5.0, slower * 5.5, slower * 9.0))
+    return run.Sample(cell.key, pair, 0, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, (rank,))
+
+
+@pytest.fixture
+def document() -> run.RunDocument:
+    """A run on a GPU at two sizes, in two pairs; no measurement that is published changes it."""
+    cases = (CASE, replace(CASE, input_shape=(4, 3, 224, 224)))
+    cells = tuple(Cell.of(case, engine.name) for case in cases for engine in ENGINES)
+    machine = run.Machine("A CPU", "x86_64", 2, 2, 2, 2**34, (run.Gpu("A GPU", 2**37),), "580.1", "Linux 6", "3.11.9")
+    return run.RunDocument(
+        "20261129-100000-abcdef", "2026-11-29T10:00:00Z", "0.1.0", ("flowbench", "run"), "gpu", "torch-eager", ENGINES,
+        run.Protocol(3, 0, 2, 2, "mirrored", 0, 1e-4, 0.9, 2e-5, None, None), None, machine, {}, cells,
+        tuple(sample(cell, pair) for pair in range(2) for cell in cells), (), (), run.Ending("complete", None, None),
+    )  # fmt: skip
 
 
 def test_what_is_made_from_run_documents_is_up_to_date():
@@ -37,36 +64,42 @@ def test_readme_has_a_table_for_every_folder_of_reports_and_the_other_way_round(
     assert "reports/h200" in named
 
 
-def test_a_document_that_is_dropped_into_a_folder_gets_its_texts_and_its_table(tmp_path: Path):
+def test_a_document_that_is_dropped_into_a_folder_gets_its_texts_its_table_and_its_quotation(
+    tmp_path: Path, document: run.RunDocument
+):
     folder = tmp_path / "reports" / "box"
     folder.mkdir(parents=True)
-    shutil.copy(ON_GPU, folder / "run.json")
+    (folder / "run.json").write_text(document_text(document))
     readme = tmp_path / "README.md"
-    readme.write_text("before\n<!-- figures: reports/box -->\nold\n<!-- end of figures -->\nafter\n")
+    readme.write_text(
+        "before\n<!-- figures: reports/box -->\nold\n<!-- end of figures -->\n"
+        "between\n<!-- speed stats: reports/box -->\nold\n<!-- end of speed stats -->\nafter\n"
+    )
     made = update.wanted(tmp_path)
     assert set(made) == {folder / "run.txt", folder / "run.md", readme}
-    lines = made[readme].splitlines()
-    assert (lines[0], lines[-1]) == ("before", "after")
-    assert "old" not in lines
-    sizes = [cell.input_shape[0] for cell in read_document(ON_GPU).cells if cell.engine == "flow-eager"]
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == ["| N", *(f"| {n}" for n in sizes)]
-    assert lines[-3].startswith("From [run](reports/box/run.json), ")
+    assert "old" not in made[readme]
+    before, figures, rest = re.split(r"<!-- (?:end of )?figures.*-->\n", made[readme])
+    between, quotation, after = re.split(r"<!-- (?:end of )?speed stats.*-->\n", rest)
+    assert (before, between, after) == ("before\n", "between\n", "after\n")
+    lines = figures.splitlines()
+    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == ["| N", "| 8", "| 4"]
+    assert lines[-1] == "From [run](reports/box/run.json), A GPU, driver 580.1."
+    quoted = quotation.removeprefix("```\n").removesuffix("```\n")
+    assert made[folder / "run.txt"].startswith(quoted)
+    assert quoted.count("Relative speed: ") == 1
 
 
-def test_a_run_on_a_gpu_shows_the_hosts_times_and_the_allocators_peaks():
-    heads, _, first, *_ = update.table(read_document(ON_GPU))
+def test_a_run_on_a_gpu_shows_the_hosts_times_and_the_allocators_peaks(document: run.RunDocument):
+    heads, _, first, *_ = update.table(document)
     assert heads.startswith("| N | Flow, ms | host, ms | PyTorch, ms | relative speed (pairs) | ")
     assert heads.endswith("| peak allocated, MiB | peak reserved, MiB |")
-    # As the run's own reports state them: 61.15 and 115.7 ms, 18 807 and 21 592 MiB, 23 076 and 27 252 MiB.
-    assert first.startswith("| 256 | 61.1 | 16.3 / 22.4 | 116 | 1.89 (1.89 - 1.90) | ")
-    assert first.endswith("| 18807 / 21592: 0.87 | 23076 / 27252: 0.85 |")
+    # Medians 61 and 63, PyTorch's 122 and 132.3 ms; the host's 5.5 and 5.5, PyTorch's 11 and 11.55 ms.
+    assert first.startswith("| 8 | 62.0 | 5.50 / 11.3 | 127 | 2.05 (2.00 - 2.10) | ")
+    assert first.endswith("| 600 / 1200: 0.50 | 900 / 1800: 0.50 |")
 
 
-def test_the_quoted_report_is_that_of_the_document():
-    (document,) = RUNS
-    text = render(read_document(document), "speed-stats")
-    (quoted,) = re.findall(r"```\n(CPU Name: .*?)```", README, re.DOTALL)
-    assert quoted.strip() in text
+def test_the_readme_quotes_a_run():
+    assert [folder for _, folder, _, _ in update.QUOTED.findall(README)] == ["reports/cpu-2-cores"]
 
 
 @pytest.mark.parametrize(("document", "lines"), [("README.md", 3), ("framework/README.md", 1)])

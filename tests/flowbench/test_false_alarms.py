@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
 from flowbench.false_alarms import evidence, report
 from flowbench.judge.false_alarms import noise_floor, rate_of, smallest_found, verdicts_of
 from flowbench.judge.times import Evidence
 from flowbench.judge.verdict import Verdict
 from flowbench.record import aa
+from flowbench.record.run import Machine
 
 NOISE = (0.004, -0.003, 0.001, -0.004, 0.003, -0.001)
 
@@ -38,8 +41,8 @@ def other_rules(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType
 @pytest.mark.parametrize("name", ["sittings", "unchanged"])
 def test_the_readme_says_what_the_samples_say(folder: Path, other_rules: ModuleType, name: str) -> None:
     text, samples = (folder / "README.md").read_text(), folder / f"{name}.jsonl.xz"
-    assert report(samples) in text
-    assert other_rules.table(samples) in text
+    assert report(samples) in text, f"what `flowbench aa --out {name}.jsonl` reports now belongs into {folder}/README.md"
+    assert other_rules.table(samples) in text, f"the table that suites/other_rules.py makes of {name} belongs there too"
 
 
 def test_rules_see_what_their_tools_would_see(other_rules: ModuleType) -> None:
@@ -72,12 +75,21 @@ def test_rates_floors_and_what_would_be_found() -> None:
     assert (found, missed) == (Verdict.SLOWER, Verdict.UNCLEAR)
 
 
-def test_evidence_pairs_each_round_with_its_own_base(folder: Path) -> None:
-    setting, sittings = aa.read(folder / "sittings.jsonl.xz")
-    one = evidence(setting, sittings[0], "head")
-    assert len(one.sampling) == setting.pairs
-    assert one.margin == setting.least_margin
-    assert set(setting.slowdowns) == {"head+3%", "head+5%"}
+def test_evidence_pairs_each_round_with_its_own_base() -> None:
+    case = Case("linear", (4, 3, 16, 16), "float32", "eager", 1, False, True, True, 1)
+    machine = Machine("A CPU", "x86_64", 2, 2, 2, 2**34, (), None, "Linux 6", "3.11.9")
+    setting = aa.Setting(machine, None, "flow-eager", case, 3, 0, 1, 0, 2, 1, 0.02, {"head+3%": 0.03}, False)
+    times_us = {"base": (100.0, 200.0, 400.0), "head": (101.0, 206.0, 396.0), "head+3%": (103.0, 206.0, 412.0)}
+    rounds = [  # not in order; the third one confirms
+        aa.Pair(side, pair, pair == 2, (times[pair],) * 3) for side, times in times_us.items() for pair in (2, 0, 1)
+    ]
+    sitting = aa.AaSitting("2026-11-29T10:00:00+00:00", 1.0, 0.5, tuple(rounds))
+    one = evidence(setting, sitting, "head")
+    assert [math.exp(ratio) for ratio in one.sampling] == pytest.approx([1.01, 1.03])
+    assert [math.exp(ratio) for ratio in one.confirming] == pytest.approx([0.99])
+    assert one.margin == 0.02
+    slowed = evidence(setting, sitting, "head+3%")
+    assert [math.exp(ratio) for ratio in (*slowed.sampling, *slowed.confirming)] == pytest.approx([1.03] * 3)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b"[1]\n", b"half a line", b"\xff\xfe\n"])

@@ -21,7 +21,7 @@ from flowbench.measure.ranks import GroupResult, run_group
 from flowbench.measure.wire import Job
 
 pytestmark = pytest.mark.usefixtures("toys")
-MARK = "test-of-launchers"
+MARK = f"test-of-launchers-{os.getpid()}"  # not that of another run of these tests
 MPIRUN = ("--allow-run-as-root", "--oversubscribe")
 
 

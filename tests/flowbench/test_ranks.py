@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from flowbench.cell import Case, Cell
@@ -12,7 +14,7 @@ from flowbench.measure.ranks import GroupResult, run_group
 from flowbench.measure.wire import Job, RankState
 
 pytestmark = pytest.mark.usefixtures("toys")
-MARK = "test-of-ranks"
+MARK = f"test-of-ranks-{os.getpid()}"  # not that of another run of these tests
 
 
 def group(engine: str, world_size: int = 2, ddp: bool = False, **limits: float) -> GroupResult:
