@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from flowbench.errors import FlowbenchError
@@ -45,22 +46,7 @@ class Templates:
             import jinja2
         except ImportError:
             raise FlowbenchError(_WAY_OUT) from None
-
-        def finalize(value: Any) -> Any:
-            # What has `__html__` is of the template's language already: `Ready`, and what Jinja itself escaped.
-            return value if hasattr(value, "__html__") else Ready(escaped(str(value), _LONGEST))
-
-        own = jinja2.PackageLoader("flowbench.report", "templates")
-        self._environment = jinja2.Environment(
-            loader=jinja2.ChoiceLoader([jinja2.DictLoader(overrides), own, jinja2.PrefixLoader({"own": own})]),
-            autoescape=True,
-            finalize=finalize,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            keep_trailing_newline=True,
-            undefined=jinja2.StrictUndefined,
-        )
-        self._environment.filters |= _filters(escaped)
+        self._environment = _environment(tuple(sorted(overrides.items())), escaped)
         # A user's template may divide by zero or call what is no function: that is its fault, and told in one line.
         mistakes = (TypeError, ValueError, ArithmeticError, LookupError) if overrides else ()
         self._errors = (jinja2.TemplateError, *mistakes)
@@ -75,6 +61,29 @@ class Templates:
             raise FlowbenchError(
                 f"template {where}: {' '.join(str(error).split())}; own/{name} is the one that works"
             ) from None
+
+
+@lru_cache(maxsize=8)
+def _environment(overrides: tuple[tuple[str, str], ...], escaped: Escape) -> Any:
+    """Jinja's environment, which keeps the templates that it has compiled: compiling takes longer than filling them."""
+    import jinja2
+
+    def finalize(value: Any) -> Any:
+        # What has `__html__` is of the template's language already: `Ready`, and what Jinja itself escaped.
+        return value if hasattr(value, "__html__") else Ready(escaped(str(value), _LONGEST))
+
+    own = jinja2.PackageLoader("flowbench.report", "templates")
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.DictLoader(dict(overrides)), own, jinja2.PrefixLoader({"own": own})]),
+        autoescape=True,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters |= _filters(escaped)
+    return environment
 
 
 def _filters(escaped: Escape) -> dict[str, Callable[..., Ready]]:

@@ -41,7 +41,9 @@ def other_rules(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType
 @pytest.mark.parametrize("name", ["sittings", "unchanged"])
 def test_the_readme_says_what_the_samples_say(folder: Path, other_rules: ModuleType, name: str) -> None:
     text, samples = (folder / "README.md").read_text(), folder / f"{name}.jsonl.xz"
-    assert report(samples) in text, f"what `flowbench aa --out {name}.jsonl` reports now belongs into {folder}/README.md"
+    assert report(samples) in text, (
+        f"what `flowbench aa --out {name}.jsonl` reports now belongs into {folder}/README.md"
+    )
     assert other_rules.table(samples) in text, f"the table that suites/other_rules.py makes of {name} belongs there too"
 
 
