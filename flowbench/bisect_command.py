@@ -19,7 +19,7 @@ from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.series import fits
 from flowbench.judge.verdict import Comparison, ComparisonSet, Quantity, Verdict
 from flowbench.measure.plan import NO_REFERENCE, Request, plan_run
-from flowbench.measure.refs import PACKAGE
+from flowbench.measure.refs import PACKAGE, SideError
 from flowbench.measure.resumption import differences
 from flowbench.record.document import read_document
 from flowbench.record.run import RunDocument
@@ -105,7 +105,12 @@ class OneQuantity:
         self._halfway = math.inf
 
     def __call__(self, good: str, commit: str) -> Judged:
-        found = self._measure(good, commit)
+        try:
+            found = self._measure(good, commit)
+        except SideError as error:
+            if error.asked == good:
+                raise
+            return Judged(Verdict.FAILED, str(error))
         comparisons = [one for one in found.comparisons if self._asked_for(one)]
         if not comparisons:
             return Judged(Verdict.FAILED, "nothing was measured")

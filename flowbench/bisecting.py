@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flowbench.errors import FlowbenchError
 from flowbench.judge.verdict import Verdict
-from flowbench.measure.refs import held_folder, pruned
+from flowbench.measure.refs import held_folder, pruned, resolve
 
 # How often a step that was not judged is measured before it is skipped.
 MOST_TRIES = 3
@@ -67,9 +67,11 @@ def bisect(
     if first == last:
         raise FlowbenchError(f"{good!r} and {bad!r} are the same commit, {first[:10]}: there is nothing between them")
     if git.fails("merge-base", "--is-ancestor", first, last):
+        swapped = not git.fails("merge-base", "--is-ancestor", last, first)
         raise FlowbenchError(
-            f"{good!r} ({first[:10]}) does not lead to {bad!r} ({last[:10]}); give a commit that BAD was made from"
-            " (a shallow clone may lack it: git fetch --unshallow)"
+            f"{good!r} ({first[:10]}) does not lead to {bad!r} ({last[:10]}); "
+            + ("it is the other way round: swap them" if swapped else "give a commit that BAD was made from")
+            + " (a shallow clone may lack it: git fetch --unshallow)" * (not swapped)
         )
     steps = [_look(git, judge, first, last)]
     told(steps[0])
@@ -141,12 +143,7 @@ class _Git:
     def commit(self, ref: str) -> str:
         """The commit of a ref; raises FlowbenchError where there is none."""
         self.run("rev-parse", "--git-dir")
-        done = self._done("rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
-        if done.returncode != 0:
-            raise FlowbenchError(
-                f"unknown ref {ref!r} in {self._directory.resolve()}: expected a branch, tag or commit"
-            )
-        return done.stdout.strip()
+        return resolve(self._directory, ref)
 
     def subject(self, commit: str) -> str:
         return self.run("show", "--no-patch", "--format=%s", commit)

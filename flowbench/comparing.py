@@ -159,7 +159,9 @@ def _compared(
         begun = stopped_comparison(resume, base, head)
         return _reported(*measured(*begun, request, out, command, limits_text, resume), limits_text)
     if base is None:
-        raise FlowbenchError("no BASE was given, expected a git ref or a run document, or --resume with a document")
+        raise FlowbenchError(
+            "no BASE was given, expected a git ref or a run document before all options (some take several values), or --resume"
+        )
     if Path(base).is_file() and (head is None or Path(head).is_file()):
         if request != Request():
             raise FlowbenchError("two documents are compared as they are: options of a measurement have no place here")

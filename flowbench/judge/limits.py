@@ -54,10 +54,10 @@ def parse_limits(text: str, source: str) -> tuple[Limit, ...]:
     except ValueError as error:  # TOMLDecodeError, or a whole number of thousands of digits
         raise FlowbenchError(f"{source}: not TOML that can be read: {error}") from None
     unknown = [key for key in tree if key != "limit"]
-    if unknown or not isinstance(tree.get("limit", []), list):
-        raise FlowbenchError(
-            f"{source}: unknown key {(unknown or ['limit'])[0]!r}, expected tables [[limit]] and nothing else"
-        )
+    if unknown:
+        raise FlowbenchError(f"{source}: unknown key {unknown[0]!r}, expected tables [[limit]] and nothing else")
+    if not isinstance(tree.get("limit", []), list):
+        raise FlowbenchError(f"{source}: limit is no list of tables, expected [[limit]] with two brackets before each")
     return tuple(
         _limit(table, f"{source}: limit {number}") for number, table in enumerate(tree.get("limit", []), start=1)
     )

@@ -53,9 +53,10 @@ def plan_comparison(
         name for name in request.engines if name not in {engine.name for engine in subjects} | {run.reference}
     ]
     if not subjects or asked_in_vain:
+        named = f"engine {', '.join(asked_in_vain)}" if asked_in_vain else f"the reference, {run.reference}, alone"
         raise FlowbenchError(
-            f"engine {', '.join(asked_in_vain) or 'none'} has no base and head: two refs of this repository differ in its"
-            f" engines that import {PACKAGE}; give one of them, such as --engine flow-eager"
+            f"{named} has no base and head: two refs of this repository differ in its engines that import {PACKAGE}; give one"
+            " of them, such as --engine flow-eager"
         )
     cells = [cell for cell in run.cells if cell.engine in {engine.name for engine in subjects}]
     cheapest = min(cells, key=lambda cell: estimate_s(cell, 1))

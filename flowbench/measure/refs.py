@@ -24,11 +24,20 @@ from flowbench.record.run import Git, Side
 PACKAGE = "framework"
 WORKING_TREE = "working tree"
 
+_OR_DOCUMENT = ", or a run document's file"
 _LOCK = "lock"
 # A process makes the lock right after its folder: one that has none for so long belongs to nobody.
 _LOCKLESS_S = 600.0
 # From asking git to end, when we are ended, to ending it.
 _GRACE_S = 5.0
+
+
+class SideError(FlowbenchError):
+    """A commit that is there, and cannot be measured: it has no framework, or one that does not import."""
+
+    def __init__(self, asked: str, message: str) -> None:
+        super().__init__(message)
+        self.asked = asked
 
 
 @dataclass(frozen=True)
@@ -44,10 +53,11 @@ def placed_sides(repository: Path, base: str, head: str | None) -> Iterator[tupl
     """Both sides, for as long as the context lasts: `base` is a git ref of `repository`, `head` one or None, the working tree.
 
     They lie in a folder of their own in the user's cache, which is removed at the end; one that a killed process left is
-    removed by the next. Raises FlowbenchError for a ref that is unknown, has no framework, or whose framework does not import.
+    removed by the next. Raises FlowbenchError for a ref that is unknown, and SideError for one that has no framework, or whose
+    framework does not import.
     """
     root = _root(repository)
-    asked = [(base, _resolve(root, base)), (head, _resolve(root, head) if head else None)]
+    asked = [(ref, None if ref is None else resolve(root, ref, _OR_DOCUMENT)) for ref in (base, head)]
     with pruned(root), held_folder() as folder:
         placed = []
         for (ref, commit), role in zip(asked, ("base", "head"), strict=True):
@@ -69,6 +79,25 @@ def placed_copy(root: Path) -> Iterator[PlacedSide]:
         yield PlacedSide(
             Side(WORKING_TREE, read_git(root)), str(_linked(folder / "copy", folder / "path", WORKING_TREE))
         )
+
+
+def resolve(root: Path, ref: str, or_else: str = "") -> str:
+    """The commit of a ref; FlowbenchError, with the way out in a shallow clone, where there is none.
+
+    `or_else` is what else might have been given in its place.
+    """
+    commit = None if ref.startswith("-") else _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if commit is None:
+        shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
+        way_out = (
+            "this clone is shallow: git fetch --unshallow (in a workflow: fetch-depth: 0)"
+            if shallow
+            else "see git branch --all, git tag; a remote's branch may have to be fetched first"
+        )
+        raise FlowbenchError(
+            f"unknown ref {ref!r}, expected a branch, tag or commit of {root.resolve()}{or_else}: {way_out}"
+        )
+    return commit
 
 
 @contextlib.contextmanager
@@ -94,22 +123,6 @@ def _root(repository: Path) -> Path:
             " run documents"
         )
     return Path(root)
-
-
-def _resolve(root: Path, ref: str) -> str:
-    """The commit of a ref; FlowbenchError, with the way out in a shallow clone, where there is none."""
-    commit = None if ref.startswith("-") else _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    if commit is None:
-        shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
-        way_out = (
-            "this clone is shallow: git fetch --unshallow (in a workflow: fetch-depth: 0)"
-            if shallow
-            else "see git branch --all, git tag; a remote's branch may have to be fetched first"
-        )
-        raise FlowbenchError(
-            f"unknown ref {ref!r}, expected a branch, tag or commit of {root}, or a run document's file: {way_out}"
-        )
-    return commit
 
 
 @contextlib.contextmanager
@@ -167,11 +180,11 @@ def _remove(folder: Path) -> None:
 def _check_out(root: Path, ref: str, commit: str, where: Path) -> Path:
     done = _run(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(where), commit)
     if done.returncode != 0:
-        raise FlowbenchError(f"ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
+        raise SideError(ref, f"ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
     if (where / ".gitmodules").exists():
         done = _run(where, "submodule", "update", "--init", "--recursive", "--quiet")
         if done.returncode != 0:
-            raise FlowbenchError(f"the submodules of ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
+            raise SideError(ref, f"the submodules of ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
     return where
 
 
@@ -202,7 +215,7 @@ def _is_dirty(line: str) -> bool:
 def _linked(source: Path, where: Path, asked: str) -> Path:
     """A folder with nothing but a link to the package of `source`, so that the harness beside it is not imported too."""
     if not (source / PACKAGE / "__init__.py").exists():
-        raise FlowbenchError(f"{asked!r} has no {PACKAGE}/ with an __init__.py: there is nothing in it to measure")
+        raise SideError(asked, f"{asked!r} has no {PACKAGE}/ with an __init__.py: there is nothing in it to measure")
     where.mkdir()
     (where / PACKAGE).symlink_to(source / PACKAGE)
     environment = child_environment()
@@ -212,7 +225,7 @@ def _linked(source: Path, where: Path, asked: str) -> Path:
         env=environment, capture_output=True, text=True, errors="replace", check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        raise FlowbenchError(f"the {PACKAGE} of {asked!r} does not import: {_last_line(done.stderr)}")
+        raise SideError(asked, f"the {PACKAGE} of {asked!r} does not import: {_last_line(done.stderr)}")
     return where
 
 

@@ -61,6 +61,7 @@ def push(
     ours |= {f"imported/{path.name}": path for path in archive.imports.glob("*.json") if path not in strangers}
     for attempt in range(_ATTEMPTS):
         tip = git.fetch(remote, branch)
+        _refuse_other_branch(git, tip, remote, branch)
         theirs = git.files(tip) if tip else {}
         pruned = archive.pruned() | git.pruned(tip)
         added = {name: path for name, path in ours.items() if name not in theirs and _run_id(name) not in pruned}
@@ -87,6 +88,7 @@ def pull(archive: Archive, repository: Path, remote: str, branch: str) -> Transf
     tip = git.fetch(remote, branch)
     if tip is None:
         raise FlowbenchError(f"{remote} has no branch {branch!r}; flowbench store push makes it")
+    _refuse_other_branch(git, tip, remote, branch)
     taken, strangers = [], []
     pruned = archive.pruned() | git.pruned(tip)
     for name, blob in git.files(tip).items():
@@ -119,6 +121,20 @@ def pull(archive: Archive, repository: Path, remote: str, branch: str) -> Transf
 
 def _run_id(name: str) -> str | None:
     return name[len("runs/") : -len(".json")] if name.startswith("runs/") else None
+
+
+def _refuse_other_branch(git: _Git, tip: str | None, remote: str, branch: str) -> None:
+    """FlowbenchError for a branch of something else, such as code: nothing of ours belongs on it."""
+    if tip is None:
+        return
+    folders = set(git.run("ls-tree", "-d", "--name-only", tip).split("\n")) - {""}
+    strange = sorted(folders - {"runs", "imported"})
+    if strange or not (folders or git.pruned(tip)):
+        what = f"it has {', '.join(strange[:3])}" if strange else "it has no runs"
+        raise FlowbenchError(
+            f"branch {branch!r} of {remote} is none of a store: {what}; give a branch of its own with --branch"
+            f" (default: {BRANCH})"
+        )
 
 
 def _refuse_conflicts(git: _Git, ours: dict[str, Path], theirs: dict[str, str]) -> None:

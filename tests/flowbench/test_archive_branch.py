@@ -196,6 +196,24 @@ def test_two_documents_of_one_name_are_refused(document: RunDocument, clones: li
         storing.push(two.folder, clones[1], *PLACE)
 
 
+@pytest.mark.parametrize(("name", "said"), [("code/a.py", "it has code"), ("README", "it has no runs")])
+def test_a_branch_of_something_else_is_left_alone(
+    name: str, said: str, document: RunDocument, clones: list[Path], tmp_path: Path
+) -> None:
+    (clones[0] / name).parent.mkdir(exist_ok=True)
+    (clones[0] / name).write_text("print()")
+    git(clones[0], "add", name)
+    git(clones[0], "commit", "-qm", "code")
+    git(clones[0], "push", "-q", "origin", "HEAD:refs/heads/code")
+    before = git(tmp_path / "bare.git", "rev-parse", "code")
+    store = Archive(tmp_path / "store")
+    store.add(document)
+    for move in (storing.push, storing.pull):
+        with pytest.raises(FlowbenchError, match=f"branch 'code' of origin is none of a store: {said}; give a branch"):
+            move(store.folder, clones[0], "origin", "code")
+    assert git(tmp_path / "bare.git", "rev-parse", "code") == before
+
+
 def test_what_is_no_repository_or_has_no_branch_is_said(
     document: RunDocument, clones: list[Path], tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Overall, Quantity, SideName, Verdict
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
+from flowbench.measure.refs import SideError
 from flowbench.record import store
 from flowbench.record.run import Git, RunDocument, Side
 
@@ -62,6 +63,18 @@ def test_what_is_unclear_counts_where_it_is_far_from_half_of_the_change() -> Non
     assert judge("any", bad, (one(TIME, Verdict.UNCLEAR),))[1] is Verdict.UNCLEAR
     assert judge("any", bad, *unclear, canary="flagged")[1:] == [Verdict.UNCLEAR] * 3
     assert judge("any", unclear[0]) == [Verdict.UNCLEAR]
+
+
+def test_a_commit_that_does_not_import_is_no_end_of_the_search() -> None:
+    def measure(base: str, head: str) -> ComparisonSet:
+        raise SideError(broken, f"the framework of {broken!r} does not import")
+
+    broken = "commit"
+    look = OneQuantity(measure)("good", "commit")
+    assert (look.verdict, look.words) == (Verdict.FAILED, "the framework of 'commit' does not import")
+    broken = "good"  # nothing can be compared with it
+    with pytest.raises(SideError, match="'good' does not import"):
+        OneQuantity(measure)("good", "commit")
 
 
 def test_a_stopped_search_goes_on_with_what_it_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,8 +125,15 @@ def test_what_cannot_be_searched_is_refused(package: Path, tmp_path: Path) -> No
         bisect(package, "c1", "nowhere", measuring)
     with pytest.raises(FlowbenchError, match="are the same commit"):
         bisect(package, "main", "c11", measuring)
-    with pytest.raises(FlowbenchError, match="does not lead to"):
+    with pytest.raises(FlowbenchError, match=r"does not lead to .*: swap them$"):
         bisect(package, "c9", "c1", measuring)
+    git(package, "checkout", "-q", "-f", "--orphan", "other")
+    git(package, "commit", "-q", "-m", "other")
+    with pytest.raises(FlowbenchError, match=r"does not lead to .* was made from .a shallow clone"):
+        bisect(package, "other", "c1", measuring)
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{package}", "shallow")
+    with pytest.raises(FlowbenchError, match=r"unknown ref 'HEAD~1'.*: this clone is shallow: git fetch --unshallow"):
+        bisect(tmp_path / "shallow", "HEAD~1", "HEAD", measuring)
     with pytest.raises(FlowbenchError, match="not a git repository"):
         bisect(tmp_path, "a", "b", measuring)
 

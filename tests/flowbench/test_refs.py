@@ -164,6 +164,7 @@ def test_a_folder_without_a_lock_is_removed_when_it_is_old(repository: Path, cac
         ("nowhere", None, "unknown ref 'nowhere', expected a branch, tag or commit"),
         ("good", "nowhere", "unknown ref 'nowhere'"),
         ("--all", None, "unknown ref '--all'"),
+        ("good", "", "unknown ref ''"),  # a variable that was not set is not the working tree
         ("empty", None, "'empty' has no framework/"),
         (
             "good",

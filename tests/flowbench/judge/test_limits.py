@@ -59,7 +59,8 @@ def test_what_was_not_measured_is_not_kept() -> None:
     [
         ("[[limit]\n", "not TOML"),
         ("[limits]\n", "unknown key 'limits'"),
-        ('limit = "x"', "unknown key 'limit'"),
+        ('limit = "x"', "limit is no list of tables"),
+        ('[limit]\ncell = "*"\nmax_step_ms = 1', "expected [[limit]] with two brackets"),
         ("[[limit]]\nmax_step_ms = 1", "its cell is None"),
         ('[[limit]]\ncell = "*"', "no threshold"),
         ('[[limit]]\ncell = "*"\nmax_speed = 1', "unknown key 'max_speed'"),
