@@ -16,7 +16,8 @@ from flowbench.measure.gpu_memory import foreign_memory
 from flowbench.measure.gpus import GpuWatch, gpu_disturbances
 from flowbench.measure.guard import Guard
 from flowbench.measure.processes import end_marked
-from flowbench.measure.ranks import GroupResult, run_in_turns
+from flowbench.measure.rank_group import GroupResult
+from flowbench.measure.ranks import run_in_turns
 from flowbench.measure.schedule import Turn, estimate_s, plan_turns
 from flowbench.measure.wire import Job
 from flowbench.nvml import Driver, open_driver

@@ -17,7 +17,8 @@ from flowbench.errors import FlowbenchError
 from flowbench.measure.launchers import LAUNCHERS, PARENT, TOKEN, Launched, launch_command, meet, read_place
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.processes import marked
-from flowbench.measure.ranks import GroupResult, run_group
+from flowbench.measure.rank_group import GroupResult
+from flowbench.measure.ranks import run_group
 from flowbench.measure.wire import Job
 
 pytestmark = pytest.mark.usefixtures("toys")

@@ -7,10 +7,11 @@ import os
 import pytest
 
 from flowbench.cell import Case, Cell
-from flowbench.measure import ranks
+from flowbench.measure import rank_group
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.processes import marked
-from flowbench.measure.ranks import GroupResult, run_group
+from flowbench.measure.rank_group import GroupResult
+from flowbench.measure.ranks import run_group
 from flowbench.measure.wire import Job, RankState
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -47,7 +48,7 @@ def test_the_first_failure_ends_the_group_under_its_ranks_name() -> None:
 
 def test_a_rank_killed_for_memory_says_so_and_is_the_first_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     kills = iter(range(100))  # the kernel's counter of such kills, as if it had risen
-    monkeypatch.setattr(ranks, "_memory_kills", lambda: next(kills))
+    monkeypatch.setattr(rank_group, "_memory_kills", lambda: next(kills))
     result = group("toy-killed", world_size=1)
     assert result.error == "killed by SIGKILL in phase steps, after step 1: the system ran out of memory"
     assert (group("toy-score", world_size=1).error or "").startswith("ValueError: 1000 ")

@@ -1,0 +1,270 @@
+"""A group of rank processes: started together, released together, watched, and ended to the last child."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from flowbench.measure.agreement import compare_states
+from flowbench.measure.launchers import Launched
+from flowbench.measure.processes import end_group
+from flowbench.measure.rank_process import RankProcess, chunks, free_port, last_words, rank_environment, start_rank
+from flowbench.measure.wire import Job, Phase, event_limit, job_line, read_event
+from flowbench.record.profile import Profile
+from flowbench.record.run import RankSample
+
+# Without a word from a rank for this long it counts as hanging: before its first step (imports, plans and caches are made
+# there), and between steps, where a multiple of the longest step seen so far is allowed if that is more.
+SILENCE_BEFORE_STEPS_S = 300.0
+SILENCE_S = 60.0
+SILENCE_STEPS = 20
+
+# What a rank may still take after its result, before it is ended.
+EXIT_S = 10.0
+
+_TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """What came of one group: its ranks' samples, or the first failure; what ranks remarked; what had to be ended.
+
+    `disagreement` says where ranks that trained together ended with different weights.
+    """
+
+    ranks: tuple[RankSample, ...]
+    error: str | None
+    notes: tuple[str, ...]
+    library_version: str | None
+    left_behind: tuple[str, ...]
+    profile: Profile | None = None
+    disagreement: str | None = None
+
+
+class RankGroup:
+    """The ranks of one job. `start` it, `advance` and `release` it in turn until it is over, `close` it, take its `result`."""
+
+    def __init__(
+        self,
+        job: Job,
+        mark: str,
+        silence_s: float | None,
+        on_step: Callable[[int], None],
+        on_look: Callable[[Phase], None],
+    ) -> None:
+        self._job, self._mark, self._silence_s, self._on_step, self._on_look = job, mark, silence_s, on_step, on_look
+        self._ranks: list[RankProcess] = []
+        self._selector = selectors.DefaultSelector()
+        self._error: str | None = None
+        self._notes: list[str] = []
+        self._version: str | None = None
+        self._profile: Profile | None = None
+        self._kills_before = _memory_kills()
+        self._launched: Launched | None = None
+
+    def start(self) -> None:
+        if self._job.launcher is not None:
+            self._launch(self._job.launcher)
+            return
+        port = free_port()
+        for number in range(self._job.cell.world_size):
+            self._add(
+                start_rank(number, self._job, self._mark, port), replace(self._job, rank=number, local_rank=number)
+            )
+
+    def _launch(self, launcher: str) -> None:
+        """Has the ranks started by a launcher, and waits until they have called."""
+        environment = rank_environment(0, self._job, self._mark, 0)
+        self._launched = Launched(launcher, self._job.launcher_options, self._job.cell.world_size, environment)
+        calls = self._launched.calls(lambda: self._on_look("start"))
+        if isinstance(calls, str):
+            os.set_blocking(self._launched.output, False)
+            tail = b"".join(chunks(self._launched.output))[-_TAIL_BYTES:]
+            self._error = calls + last_words(tail)
+            return
+        master = f"{calls[0].address}:{calls[0].port}"
+        for call in calls:
+            descriptor = call.connection.detach()
+            # The launcher's output is that of all ranks: the first one's last words are as good as any.
+            output = self._launched.output if call.rank == 0 else None
+            rank = RankProcess(call.rank, self._launched.process, descriptor, os.dup(descriptor), output)
+            self._add(rank, replace(self._job, rank=call.rank, local_rank=call.local_rank, master=master))
+
+    def _add(self, rank: RankProcess, job: Job) -> None:
+        self._ranks.append(rank)
+        self._send(rank, job_line(job))
+        for descriptor in (rank.events, rank.output):
+            if descriptor is not None:
+                os.set_blocking(descriptor, False)
+                self._selector.register(descriptor, selectors.EVENT_READ, rank)
+
+    def advance(self) -> bool:
+        """Until all ranks wait to be released: true; or until all are done or one has failed, whose group is ended: false."""
+        while self._error is None and any(rank.process.poll() is None for rank in self._ranks):
+            for key, _ in self._selector.select(timeout=0.1):
+                self._read(key.data, key.fd)
+            self._on_look(self._ranks[0].last.phase)
+            self._check()
+            if self._error is None and all(rank.waits for rank in self._ranks):
+                return True
+            if self._over():
+                self._notes.append(f"a rank did not end by itself within {EXIT_S:g} s of its result")
+                break
+        self._check()
+        for rank in self._ranks:
+            if self._error is not None:
+                end_group(rank.process.pid)
+        return False
+
+    def release(self) -> None:
+        """Let all ranks go on to their next barrier."""
+        for rank in self._ranks:
+            rank.heard = time.monotonic()
+            rank.waits = False
+            self._send(rank, b"go\n")
+
+    @property
+    def clean(self) -> bool:
+        """Whether all ranks ended by themselves, as they should."""
+        return self._error is None and all(rank.process.poll() == 0 for rank in self._ranks)
+
+    def close(self) -> None:
+        """Kill what still runs of the ranks, and close their pipes."""
+        if self._launched is not None:
+            self._launched.end()
+            os.close(self._launched.output)
+        for rank in self._ranks:
+            end_group(rank.process.pid)
+            rank.process.wait()
+            for descriptor in (rank.commands, rank.events):
+                os.close(descriptor)
+            if rank.output is not None and self._launched is None:
+                os.close(rank.output)
+        self._selector.close()
+
+    def result(self, left_behind: tuple[str, ...]) -> GroupResult:
+        ranks = tuple(rank.result for rank in self._ranks if rank.result is not None)
+        error = self._error
+        if error is None and len(ranks) < len(self._ranks):
+            error = "a rank ended without a result"
+        states = {rank.number: rank.state for rank in self._ranks if rank.state is not None}
+        disagreement = None if error else compare_states(states, exact=self._job.cell.device == "cpu")
+        notes = tuple(self._notes)
+        return GroupResult(
+            () if error else ranks, error, notes, self._version, left_behind, self._profile, disagreement
+        )
+
+    def _send(self, rank: RankProcess, line: bytes) -> None:
+        try:
+            os.write(rank.commands, line)
+        except BrokenPipeError:
+            return  # it died; _check says of what
+
+    def _over(self) -> bool:
+        """Whether every rank has given its result, and had time to end."""
+        now = time.monotonic()
+        return all(rank.result is not None and now - rank.heard > EXIT_S for rank in self._ranks)
+
+    def _read(self, rank: RankProcess, descriptor: int) -> None:
+        for chunk in chunks(descriptor):
+            if not chunk:  # closed: it would be ready to read for ever
+                with contextlib.suppress(KeyError):
+                    self._selector.unregister(descriptor)
+                rank.hung_up = rank.hung_up or descriptor == rank.events
+            elif descriptor == rank.output:
+                rank.tail = (rank.tail + chunk)[-_TAIL_BYTES:]
+            else:
+                *lines, rank.pending = (rank.pending + chunk).split(b"\n")
+                for line in lines:
+                    self._hear(rank, line)
+                if len(rank.pending) > event_limit(self._job):
+                    self._fail(rank, "wrote more on the pipe of results than a result can be")
+                    return
+
+    def _hear(self, rank: RankProcess, line: bytes) -> None:
+        try:
+            event = read_event(line)
+        except ValueError as error:
+            self._fail(rank, f"sent a result that cannot be right: {error}")
+            return
+        now = time.monotonic()
+        if event.step is not None:
+            if rank.last.step is not None:
+                rank.longest_step_s = max(rank.longest_step_s, now - rank.heard)
+            if rank.number == 0:
+                self._on_step(event.step)
+        rank.heard = now
+        rank.last = event
+        rank.waits = event.phase == "barrier"
+        rank.result = event.result or rank.result
+        rank.state = event.state or rank.state
+        self._version = event.library_version or self._version
+        self._profile = event.profile or self._profile
+        if event.note:
+            self._notes.append(event.note)
+        if event.error is not None:
+            self._fail(rank, f"{event.error} (in phase {event.phase})")
+
+    def _check(self) -> None:
+        for rank in self._ranks:
+            status = rank.process.poll()
+            if status is not None:  # what it wrote just before it ended
+                self._read(rank, rank.events)
+                if rank.output is not None:
+                    self._read(rank, rank.output)
+            if rank.result is not None:
+                continue
+            if rank.hung_up and self._launched is not None:
+                self._fail(
+                    rank, "its connection ended " + self._where(rank) + ", without a result" + self._last_words(rank)
+                )
+            elif status is None:
+                self._check_silence(rank)
+            else:
+                self._fail(rank, self._death(rank, status))
+
+    def _check_silence(self, rank: RankProcess) -> None:
+        if rank.waits and not all(other.waits for other in self._ranks):
+            return  # it waits for the others, which are watched
+        stepping = rank.last.step is not None
+        derived = max(SILENCE_S, SILENCE_STEPS * rank.longest_step_s) if stepping else SILENCE_BEFORE_STEPS_S
+        limit = self._silence_s or derived
+        if time.monotonic() - rank.heard > limit:
+            where = f"phase {rank.last.phase}" + (f", after step {rank.last.step}" if stepping else "")
+            self._fail(rank, f"hangs: no sign of progress for {limit:g} s in {where}")
+
+    def _death(self, rank: RankProcess, status: int) -> str:
+        where = self._where(rank)
+        if status < 0:
+            name = signal.Signals(-status).name
+            if -status == signal.SIGKILL and _memory_kills() > self._kills_before:
+                return f"killed by {name} {where}: the system ran out of memory"
+            return f"died of {name} {where}" + self._last_words(rank)
+        return f"ended with status {status} {where}, without a result" + self._last_words(rank)
+
+    def _where(self, rank: RankProcess) -> str:
+        return f"in phase {rank.last.phase}" + (f", after step {rank.last.step}" if rank.last.step is not None else "")
+
+    def _last_words(self, rank: RankProcess) -> str:
+        return last_words(rank.tail or self._ranks[0].tail)
+
+    def _fail(self, rank: RankProcess, what: str) -> None:
+        who = f"rank {rank.number}: " if len(self._ranks) > 1 else ""
+        self._error = self._error or who + what
+
+
+def _memory_kills() -> int:
+    """How often the kernel has killed a process for memory since it started (Linux; elsewhere 0)."""
+    try:
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    except OSError:
+        return 0
+    return 0
