@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from flowbench.cell import Case
 from flowbench.judge.verdict import Comparison, Verdict
-from flowbench.report.facts import Facts, side_less_name
+from flowbench.report.facts import Facts
+from flowbench.report.names import side_less_name
 
 # From what a reader has to know first to what needs no attention.
 ORDER = (

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from flowbench.judge.verdict import Change, Verdict
 from flowbench.report.changes import SIGNS, Row, rows_of
-from flowbench.report.facts import Comparison, Facts, Side, telling_memory
+from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.headline import Tone, headline_of, spoken
 from flowbench.report.style import Colour, Style
 from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, spread, threads_of
@@ -133,7 +133,7 @@ def _table(lines: Sequence[_Line], room: int, style: Style) -> list[str]:
 
 
 def _memory(comparison: Comparison) -> str:
-    ratio, peak = telling_memory(comparison)
+    ratio, peak = comparison.telling_memory
     return f"{ratio:.2f}" if ratio else mebibytes(peak) if peak is not None else "-"
 
 

@@ -6,7 +6,7 @@ import functools
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from flowbench.cell import Case, Cell
@@ -15,19 +15,10 @@ from flowbench.judge.series import Series
 from flowbench.judge.stats import Ratio, geometric_mean, process_median
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.gpu import FOREIGN_MEMORY
-from flowbench.record.run import Engine, Memory, NotMeasured, RunDocument, Sample
+from flowbench.record.run import NotMeasured, RunDocument, Sample
+from flowbench.report.names import case_labels, engine_names
+from flowbench.report.peaks import TELLING_KINDS, RankPeaks, largest_peak, memory_ratios, peaks_of_ranks
 
-MIB = 1024 * 1024
-# The kinds of memory peaks as reports name them, with their field of the run document.
-MEMORY_KINDS = {
-    "peak resident": "resident_peak_bytes",
-    "peak resident above start": "resident_above_bytes",
-    "peak allocated": "allocated_peak_bytes",
-    "peak reserved": "reserved_peak_bytes",
-    "GPU used": "gpu_used_bytes",
-}
-# What says most of a step's memory, first the best.
-TELLING_KINDS = ("peak allocated", "peak resident")
 _ENDINGS = {
     "interrupted": "the sitting was interrupted before it",
     "running": "the sitting ended without a word (killed?) before it",
@@ -56,18 +47,6 @@ class Times:
 
 
 @dataclass(frozen=True)
-class RankPeaks:
-    """The largest peaks of one rank over its processes, in bytes by kind (`MEMORY_KINDS`); unknown kinds are left out.
-
-    `on_gpus` is what the driver says its process held on each GPU, by the GPU's number.
-    """
-
-    rank: int
-    peaks: dict[str, int]
-    on_gpus: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Side:
     """One engine at one case. `name` is unique in the document; `reason` says why it is not `measured`."""
 
@@ -77,6 +56,10 @@ class Side:
     reason: str | None
     times: Times | None
     memory: tuple[RankPeaks, ...]
+
+    def largest_peak(self, kind: str) -> int | None:
+        """The peak in bytes of the largest rank, None where this kind (`MEMORY_KINDS`) is unknown."""
+        return largest_peak(self.memory, kind)
 
 
 @dataclass(frozen=True)
@@ -97,6 +80,16 @@ class Comparison:
         if self.ratio is None or self.reference is None or self.reference.times is None or self.subject.times is None:
             return None
         return self.reference.times.mean_ms / self.subject.times.mean_ms
+
+    @property
+    def telling_memory(self) -> tuple[float | None, int | None]:
+        """Of the kinds of peaks the one that says most: subject's / reference's where both have it, the subject's in bytes."""
+        kinds = [kind for kind in TELLING_KINDS if kind in self.memory_ratios] or TELLING_KINDS
+        for kind in kinds:
+            peak = self.subject.largest_peak(kind)
+            if peak is not None:
+                return self.memory_ratios.get(kind), peak
+        return None, None
 
 
 @dataclass(frozen=True)
@@ -161,7 +154,7 @@ class Facts:
 
 def facts_of(document: RunDocument, changes: ComparisonSet | None = None, history: Sequence[Series] = ()) -> Facts:
     """The facts of a run document and what it was compared with; the same documents always yield the same facts."""
-    names, labels = _engine_names(document), case_labels(document)
+    names, labels = engine_names(document), case_labels(document)
     comparisons: list[Comparison] = []
     for case in document.cases:
         cells = document.cells_of(case)
@@ -184,21 +177,6 @@ def facts_of(document: RunDocument, changes: ComparisonSet | None = None, histor
     )
 
 
-def largest_peak(side: Side | None, kind: str) -> int | None:
-    """The peak in bytes of the side's largest rank, None where this kind is unknown."""
-    return max((rank.peaks[kind] for rank in side.memory if kind in rank.peaks), default=None) if side else None
-
-
-def telling_memory(comparison: Comparison) -> tuple[float | None, int | None]:
-    """Of the kinds of peaks the one that says most: subject's / reference's where both have it, and the subject's in bytes."""
-    kinds = [kind for kind in TELLING_KINDS if kind in comparison.memory_ratios] or TELLING_KINDS
-    known = (kind for kind in kinds if largest_peak(comparison.subject, kind) is not None)
-    kind = next(known, None)
-    return (
-        (None, None) if kind is None else (comparison.memory_ratios.get(kind), largest_peak(comparison.subject, kind))
-    )
-
-
 def _comparison(
     document: RunDocument, label: str, subject: Cell, reference: Cell | None, names: dict[str, str]
 ) -> Comparison:
@@ -218,7 +196,9 @@ def _comparison(
         _side(document, reference, names, [pair[0] for pair in pairs]),
         _side(document, subject, names, [pair[1] for pair in pairs]),
     )
-    return Comparison(subject.case, label, sides[1], sides[0], ratio_of(pairs), None, _memory_ratios(*sides))
+    return Comparison(
+        subject.case, label, sides[1], sides[0], ratio_of(pairs), None, memory_ratios(sides[0].memory, sides[1].memory)
+    )
 
 
 def _side(document: RunDocument, cell: Cell, names: dict[str, str], samples: list[Sample] | None = None) -> Side:
@@ -235,13 +215,7 @@ def _side(document: RunDocument, cell: Cell, names: dict[str, str], samples: lis
         processes=len(samples),
         host_ms=_host_ms(samples),
     )
-    ranks = [
-        RankPeaks(rank, _largest_peaks(memories), _largest_uses(memories))
-        for rank, memories in enumerate(
-            [[one.ranks[rank].memory for one in samples] for rank in range(cell.world_size)]
-        )
-    ]
-    return Side(cell.engine, name, status, None, times, tuple(ranks))
+    return Side(cell.engine, name, status, None, times, peaks_of_ranks(samples, cell.world_size))
 
 
 def _host_ms(samples: Sequence[Sample]) -> float | None:
@@ -259,32 +233,6 @@ def _status(
         if sample.status != "ok":
             return sample.status, f"pair {sample.pair + 1}: {sample.error}"
     return ("measured", None) if samples else ("not measured", _ENDINGS[document.ending.how])
-
-
-def _largest_peaks(memories: Iterable[Memory]) -> dict[str, int]:
-    peaks: dict[str, int] = {}
-    for memory in memories:
-        for kind, name in MEMORY_KINDS.items():
-            size = getattr(memory, name)
-            if size is not None:
-                peaks[kind] = max(size, peaks.get(kind, 0))
-    return peaks
-
-
-def _largest_uses(memories: Iterable[Memory]) -> dict[int, int]:
-    uses: dict[int, int] = {}
-    for use in (use for memory in memories for use in memory.gpu_uses):
-        uses[use.gpu] = max(use.held_bytes, uses.get(use.gpu, 0))
-    return uses
-
-
-def _memory_ratios(reference: Side, subject: Side) -> dict[str, float]:
-    """Subject's peak / reference's by kind, each of its largest rank; only kinds that both have."""
-    sizes = [
-        {kind: max((rank.peaks.get(kind, 0) for rank in side.memory), default=0) for kind in MEMORY_KINDS}
-        for side in (reference, subject)
-    ]
-    return {kind: sizes[1][kind] / sizes[0][kind] for kind in MEMORY_KINDS if sizes[0][kind] and sizes[1][kind]}
 
 
 def _overall(comparisons: list[Comparison]) -> Iterable[Overall]:
@@ -312,45 +260,3 @@ def _left_out(document: RunDocument, names: dict[str, str], labels: dict[Case, s
     untold = (rank.memory.gpu_uses_how for rank in ranks if not rank.memory.gpu_uses and rank.memory.gpu_uses_how)
     for how in dict.fromkeys(untold):
         yield NotMeasured("GPU used (the driver's figure for each process)", how)
-
-
-def _engine_names(document: RunDocument) -> dict[str, str]:
-    """A name for each engine that no other has: its display name, or its own where several show the same one.
-
-    A side of a comparison is a word behind it (`Flow head`): an @ would read as a mention.
-    """
-    shown = {engine.name: _display_name(engine) for engine in document.engines}
-    counts = Counter(shown.values())
-    names: dict[str, str] = {}
-    for engine in sorted(document.engines, key=lambda engine: engine.name != document.reference):
-        keeps = counts[shown[engine.name]] == 1 or engine.name == document.reference
-        names[engine.name] = unique(shown[engine.name] if keeps else engine.name, names.values())
-    return names
-
-
-def _display_name(engine: Engine) -> str:
-    return side_less_name(engine) if engine.side is None else f"{side_less_name(engine)} {engine.side}"
-
-
-def side_less_name(engine: Engine) -> str:
-    """What an engine is called, whichever side of a comparison it stands for."""
-    return engine.display_name.removesuffix(f"@{engine.side}") if engine.side else engine.display_name
-
-
-def case_labels(document: RunDocument) -> dict[Case, str]:
-    """A label for each case that no other has; threads are told only where they tell cases apart."""
-    shown = Counter(case.label for case in document.cases)
-    labels: dict[Case, str] = {}
-    for case in document.cases:
-        label = case.label if shown[case.label] == 1 else f"{case.label}, threads={case.threads}"
-        labels[case] = unique(label, labels.values())
-    return labels
-
-
-def unique(name: str, taken: Iterable[str]) -> str:
-    """`name`, or with a number behind it where it is taken: nothing may print over something else."""
-    known, candidate, number = set(taken), name, 1
-    while candidate in known:
-        number += 1
-        candidate = f"{name}-{number}"
-    return candidate

@@ -11,7 +11,8 @@ from flowbench.judge.series import STEP_TIME, Series
 from flowbench.record.profile import Profile
 from flowbench.report import charts
 from flowbench.report.charts import Line, Mark, Point
-from flowbench.report.facts import MEMORY_KINDS, MIB, TELLING_KINDS, Comparison, Facts, Side, largest_peak
+from flowbench.report.facts import Comparison, Facts, Side
+from flowbench.report.peaks import MEMORY_KINDS, MIB, TELLING_KINDS
 from flowbench.report.templating import Ready
 from flowbench.report.words import counted, milliseconds, spread
 
@@ -173,13 +174,13 @@ def _memory(
         for side in (member.reference, member.subject):
             if side is not None and side.memory:
                 sides.setdefault((side.name, value(member.case)), side)
-    known = {kind: sum(largest_peak(side, kind) is not None for side in sides.values()) for kind in MEMORY_KINDS}
+    known = {kind: sum(side.largest_peak(kind) is not None for side in sides.values()) for kind in MEMORY_KINDS}
     if not any(known.values()):
         return None
     kind = max((*TELLING_KINDS, *known), key=lambda kind: known[kind])  # of equals, the first
     points: dict[str, list[Point]] = {}
     for (name, at), side in sides.items():
-        peak = largest_peak(side, kind)
+        peak = side.largest_peak(kind)
         if peak is not None:
             points.setdefault(name, []).append(Point(at, peak / MIB, note=f"{peak / MIB:.0f} MiB at {at}"))
     return _figure(

@@ -10,7 +10,7 @@ from typing import Any
 from flowbench.cell import Case
 from flowbench.report import speed_stats
 from flowbench.report.changes import SIGNS, rows_of
-from flowbench.report.facts import Comparison, Facts, telling_memory
+from flowbench.report.facts import Comparison, Facts
 from flowbench.report.headline import headline_of, spoken
 from flowbench.report.moves import moves_of
 from flowbench.report.style import Style
@@ -73,7 +73,6 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "memory": memory,
         "kinds": list(dict.fromkeys(kind for _, _, ranks in memory for rank in ranks for kind in rank.peaks)),
         "gpus": sorted({gpu for _, _, ranks in memory for rank in ranks for gpu in rank.on_gpus}),
-        "telling_memory": telling_memory,
         "charts": list(_charts(facts))[:_MOST_CHARTS],
         "speed_stats": speed_stats.write(facts).splitlines(),
         "details": list(details_of(facts.document)),

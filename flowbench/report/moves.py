@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from flowbench.cell import Cell
 from flowbench.judge.explanation import Moved, explain
-from flowbench.report.facts import Facts, case_labels, side_less_name
+from flowbench.report.facts import Facts
+from flowbench.report.names import case_labels, side_less_name
 from flowbench.report.words import mebibytes, milliseconds
 
 _MOST = 4

@@ -14,7 +14,7 @@ from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.verdict import Verdict
 from flowbench.report import charts, speed_stats
 from flowbench.report.changes import SIGNS, Row, anchor, rows_of
-from flowbench.report.facts import Comparison, Facts, Side, telling_memory
+from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.figures import MOST_CHARTS, colours_of, figures_of, histories_of, left_out_words, memory_timeline
 from flowbench.report.headline import headline_of, spoken
 from flowbench.report.moves import moves_of
@@ -217,7 +217,7 @@ def _judged(row: Row | None) -> list[dict[str, str]]:
 
 
 def _memory_words(comparison: Comparison) -> str:
-    ratio, peak = telling_memory(comparison)
+    ratio, peak = comparison.telling_memory
     return f"{ratio:.2f}" if ratio else "–" if peak is None else mebibytes(peak)
 
 

@@ -6,7 +6,9 @@ import re
 from collections.abc import Callable, Iterator
 
 from flowbench.cell import Case
-from flowbench.report.facts import MIB, Comparison, Facts, Side, unique
+from flowbench.report.facts import Comparison, Facts, Side
+from flowbench.report.names import unique
+from flowbench.report.peaks import MIB
 from flowbench.report.words import one_line
 
 
