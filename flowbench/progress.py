@@ -12,7 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Watcher
-from flowbench.record.run import RunDocument, Sample
+from flowbench.record.run import RunDocument
+from flowbench.record.sample import Sample
 
 
 class ProgressDisplay(Watcher):

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from flowbench.cell import Cell
     from flowbench.judge.stats import Ratio
     from flowbench.measure.plan import Request
-    from flowbench.record.run import RunDocument, Sample
+    from flowbench.record.run import RunDocument
+    from flowbench.record.sample import Sample
 
 MARKER = "flowbench"
 pytest_plugins = ["flowbench.pytest_operations"]

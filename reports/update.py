@@ -23,7 +23,8 @@ from flowbench.cell import Case, Cell  # noqa: E402
 from flowbench.judge.pairs import matched_samples, ratio_of  # noqa: E402
 from flowbench.judge.stats import process_median  # noqa: E402
 from flowbench.record.document import read_document  # noqa: E402
-from flowbench.record.run import RunDocument, Sample  # noqa: E402
+from flowbench.record.run import RunDocument  # noqa: E402
+from flowbench.record.sample import Sample  # noqa: E402
 from flowbench.report import render  # noqa: E402
 
 SUBJECT = "flow-eager"

@@ -32,7 +32,8 @@ from flowbench.judge.verdict import (
     SideName,
     Verdict,
 )
-from flowbench.record.run import RESUMED, RunDocument, Sample, Side, SidesCompared
+from flowbench.record.run import RESUMED, RunDocument, Side, SidesCompared
+from flowbench.record.sample import Sample
 
 STEP_TIME = Quantity("step time")
 

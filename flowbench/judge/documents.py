@@ -16,7 +16,8 @@ from flowbench.judge.pairs import matched_samples
 from flowbench.judge.stats import process_median
 from flowbench.judge.times import LEAST_MARGIN, LEVEL, pair_log_ratio, percent
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
-from flowbench.record.run import Machine, RunDocument, Sample
+from flowbench.record.run import Machine, RunDocument
+from flowbench.record.sample import Sample
 
 NOT_COMPARABLE = "not comparable"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowbench.judge.verdict import Margin, MemoryKind, Quantity, Verdict
-from flowbench.record.run import Memory, Sample
+from flowbench.record.sample import Memory, Sample
 
 _MIB = 1024 * 1024
 

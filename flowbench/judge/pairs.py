@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flowbench.cell import Cell
 from flowbench.judge.stats import Ratio, paired_ratio, process_median
-from flowbench.record.run import RunDocument, Sample
+from flowbench.record.run import RunDocument
+from flowbench.record.sample import Sample
 
 
 def matched_samples(document: RunDocument, reference: Cell, subject: Cell) -> tuple[tuple[Sample, Sample], ...]:

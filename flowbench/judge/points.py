@@ -8,7 +8,8 @@ from flowbench.cell import Cell
 from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.stats import process_median
 from flowbench.record.points import Point, machine_name
-from flowbench.record.run import Git, RunDocument, Sample
+from flowbench.record.run import Git, RunDocument
+from flowbench.record.sample import Sample
 
 # Of Memory: the peaks that have a history, by the names reports use.
 _PEAKS = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from flowbench.nvml import Driver, Holders, open_driver, process_ids
 from flowbench.record.gpu import GpuUse
-from flowbench.record.run import RankSample
+from flowbench.record.sample import RankSample
 
 # Less than this is no context: counters of the driver move by themselves.
 _NOISE_BYTES = 2**20

@@ -17,7 +17,7 @@ from flowbench.measure.processes import end_group
 from flowbench.measure.rank_process import RankProcess, chunks, free_port, last_words, rank_environment, start_rank
 from flowbench.measure.wire import Job, Phase, event_limit, job_line, read_event
 from flowbench.record.profile import Profile
-from flowbench.record.run import RankSample
+from flowbench.record.sample import RankSample
 
 # Without a word from a rank for this long it counts as hanging: before its first step (imports, plans and caches are made
 # there), and between steps, where a multiple of the longest step seen so far is allowed if that is more.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from flowbench.measure.processes import MARK, THREAD_VARIABLES, child_environment
 from flowbench.measure.wire import Event, Job, RankState
-from flowbench.record.run import RankSample
+from flowbench.record.sample import RankSample
 
 
 @dataclass(eq=False)

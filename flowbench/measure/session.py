@@ -23,7 +23,8 @@ from flowbench.measure.wire import Job
 from flowbench.nvml import Driver, open_driver
 from flowbench.record import store
 from flowbench.record.gpu import FOREIGN_MEMORY, GpuConditions
-from flowbench.record.run import Ending, Engine, Finding, NotMeasured, RunDocument, Sample
+from flowbench.record.run import Ending, Engine, Finding, NotMeasured, RunDocument
+from flowbench.record.sample import Sample
 from flowbench.workload.losses import compare_losses
 
 # How the reason begins of what a sitting did not come to; one that goes on takes it back.

@@ -16,7 +16,8 @@ from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Session, Watcher, given_up
 from flowbench.measure.wire import Job
 from flowbench.record import store
-from flowbench.record.run import Finding, RunDocument, Sample
+from flowbench.record.run import Finding, RunDocument
+from flowbench.record.sample import Sample
 
 # The reference's speed need not be known as finely as a change: it takes part in so many rounds of each case only.
 REFERENCE_ROUNDS = 2

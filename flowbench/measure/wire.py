@@ -9,7 +9,7 @@ from typing import Literal
 from flowbench.cell import Cell
 from flowbench.record.codec import decode, encode
 from flowbench.record.profile import Profile
-from flowbench.record.run import RankSample
+from flowbench.record.sample import RankSample
 
 Phase = Literal["start", "import", "data", "build", "warm-up", "barrier", "steps", "end"]
 

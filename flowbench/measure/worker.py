@@ -26,7 +26,7 @@ from flowbench.measure.memory import ResidentMeter
 from flowbench.measure.processes import die_with_parent, offer_to_memory_killer
 from flowbench.measure.slowdown import slow_down
 from flowbench.measure.wire import Event, Job, Phase, RankState, event_line, read_job
-from flowbench.record.run import Memory, RankSample
+from flowbench.record.sample import Memory, RankSample
 from flowbench.workload.data import make_batches, make_weights
 from flowbench.workload.models import describe_model
 

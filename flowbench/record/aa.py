@@ -12,7 +12,8 @@ from typing import Annotated
 from flowbench.cell import Case, Count, Name
 from flowbench.errors import FlowbenchError
 from flowbench.record.codec import CodecError, Limit, decode, encode
-from flowbench.record.run import Git, Machine, Seconds
+from flowbench.record.quantities import Seconds
+from flowbench.record.run import Git, Machine
 
 Microseconds = Annotated[float, Limit(above=0, maximum=1e12)]
 

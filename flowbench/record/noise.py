@@ -13,7 +13,8 @@ from flowbench.errors import FlowbenchError
 from flowbench.record import store
 from flowbench.record.codec import CodecError, Limit, decode, encode
 from flowbench.record.machine import machine_differences
-from flowbench.record.run import Machine, Text
+from flowbench.record.quantities import Text
+from flowbench.record.run import Machine
 
 
 @dataclass(frozen=True)

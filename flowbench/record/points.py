@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 
 from flowbench.cell import Count, Name
 from flowbench.record.codec import CodecError, Limit
-from flowbench.record.run import Bytes, Machine, Milliseconds, Text
+from flowbench.record.quantities import Bytes, Milliseconds, Text
+from flowbench.record.run import Machine
 
 Positive = Annotated[float, Limit(above=0)]
 GIB = 2**30

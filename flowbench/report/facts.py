@@ -15,7 +15,8 @@ from flowbench.judge.series import Series
 from flowbench.judge.stats import Ratio, geometric_mean, process_median
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.gpu import FOREIGN_MEMORY
-from flowbench.record.run import NotMeasured, RunDocument, Sample
+from flowbench.record.run import NotMeasured, RunDocument
+from flowbench.record.sample import Sample
 from flowbench.report.names import case_labels, engine_names
 from flowbench.report.peaks import TELLING_KINDS, RankPeaks, largest_peak, memory_ratios, peaks_of_ranks
 

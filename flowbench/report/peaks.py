@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from flowbench.record.run import Memory, Sample
+from flowbench.record.sample import Memory, Sample
 
 MIB = 1024 * 1024
 # The kinds of memory peaks as reports name them, with their field of the run document.

@@ -8,7 +8,7 @@ from typing import Any
 
 from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
-from flowbench.record.run import Memory, RankSample, Sample
+from flowbench.record.sample import Memory, RankSample, Sample
 from flowbench.report.facts import Facts
 
 _INTEGERS = ("batch_size", "world_size", "threads", "pair", "position", "rank", "rank_threads", "step")

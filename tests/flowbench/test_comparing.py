@@ -24,7 +24,8 @@ from flowbench.measure.session import Silent
 from flowbench.measure.together import Place, TogetherSession, cores_of
 from flowbench.record import aa, store
 from flowbench.record.document import read_document
-from flowbench.record.run import Ending, Memory, RankSample, RunDocument, Sample, Side
+from flowbench.record.run import Ending, RunDocument, Side
+from flowbench.record.sample import Memory, RankSample, Sample
 
 pytestmark = pytest.mark.usefixtures("toys")
 

@@ -11,7 +11,8 @@ from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.session import Watcher, run_session
 from flowbench.record import store
 from flowbench.record.machine import read_machine
-from flowbench.record.run import RunDocument, Sample
+from flowbench.record.run import RunDocument
+from flowbench.record.sample import Sample
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,8 @@ from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.profiling import job_of, profile_cell
 from flowbench.record.document import document_text, read_document
 from flowbench.record.profile import MOST_OPS, MOST_POINTS, MOST_TENSORS, Profile
-from flowbench.record.run import Ending, Git, Memory, RankSample, RunDocument, Sample, Side, SidesCompared
+from flowbench.record.run import Ending, Git, RunDocument, Side, SidesCompared
+from flowbench.record.sample import Memory, RankSample, Sample
 from flowbench.workload.data import make_weights
 from flowbench.workload.models import describe_model
 

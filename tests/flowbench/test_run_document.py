@@ -16,20 +16,8 @@ from flowbench.cell import Case, Cell
 from flowbench.record import codec
 from flowbench.record.document import DocumentError, document_schema, document_text, parse_document, read_document
 from flowbench.record.profile import MOST_OPS, MemoryPoint, Profile, ProfiledOp, ProfiledTensor
-from flowbench.record.run import (
-    Ending,
-    Engine,
-    Finding,
-    Git,
-    Gpu,
-    Machine,
-    Memory,
-    NotMeasured,
-    Protocol,
-    RankSample,
-    RunDocument,
-    Sample,
-)
+from flowbench.record.run import Ending, Engine, Finding, Git, Gpu, Machine, NotMeasured, Protocol, RunDocument
+from flowbench.record.sample import Memory, RankSample, Sample
 
 CASE = Case("resnet50", (4, 3, 224, 224), "float32", "eager", 2, True, True, True, 1)
 ONE, TWO = Cell.of(CASE, "one"), Cell.of(CASE, "two")

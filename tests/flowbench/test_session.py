@@ -18,7 +18,8 @@ from flowbench.measure.session import Watcher, run_session
 from flowbench.record import machine, store
 from flowbench.record.document import read_document
 from flowbench.record.machine import read_git
-from flowbench.record.run import RunDocument, Sample
+from flowbench.record.run import RunDocument
+from flowbench.record.sample import Sample
 from flowbench.report import render
 
 ROOT = Path(__file__).resolve().parents[2]

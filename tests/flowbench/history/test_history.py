@@ -15,7 +15,8 @@ from flowbench.cell import Cell
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 from flowbench.record.archive import Archive
-from flowbench.record.run import Ending, Git, Memory, RankSample, RunDocument, Sample, Side, SidesCompared
+from flowbench.record.run import Ending, Git, RunDocument, Side, SidesCompared
+from flowbench.record.sample import Memory, RankSample, Sample
 
 MIB = 2**20
 

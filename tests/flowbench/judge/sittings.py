@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from flowbench.cell import Case, Cell
 from flowbench.record import run
+from flowbench.record.sample import Memory, RankSample, Sample
 
 MIB = 2**20
 NOISE = (1.004, 0.997, 1.001, 0.996, 1.003, 0.999)
@@ -15,12 +16,12 @@ MACHINE = run.Machine("AMD EPYC", "x86_64", 2, 2, 2, 16 * 1024**3, (), None, "Li
 STEP_MS = {"base": 100.0, "head": 100.0, "canary": 100.0, None: 120.0}
 
 
-def sample(cell: Cell, pair: int, step_ms: float, peak_bytes: int, status: str = "ok", steps: int = 4) -> run.Sample:
+def sample(cell: Cell, pair: int, step_ms: float, peak_bytes: int, status: str = "ok", steps: int = 4) -> Sample:
     """One process group whose steps all take `step_ms`."""
-    memory = run.Memory(peak_bytes, 4 * peak_bytes, 10 * peak_bytes, MIB)
-    ranks = (run.RankSample(0, 2, "cpu", (), (step_ms,) * steps, (6.9,) * steps, memory),)
+    memory = Memory(peak_bytes, 4 * peak_bytes, 10 * peak_bytes, MIB)
+    ranks = (RankSample(0, 2, "cpu", (), (step_ms,) * steps, (6.9,) * steps, memory),)
     error = None if status == "ok" else f"it is {status}"
-    return run.Sample(
+    return Sample(
         cell.key, pair, 0, "2026-11-29T10:00:00Z", 1.0, status, error, None, () if status == "failed" else ranks
     )
 

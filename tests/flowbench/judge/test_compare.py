@@ -15,7 +15,8 @@ from flowbench.judge.memory import judge_memory
 from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, Verdict
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.gpu import GpuUse
-from flowbench.record.run import RunDocument, Sample
+from flowbench.record.run import RunDocument
+from flowbench.record.sample import Sample
 
 
 def time_of(comparison: ComparisonSet, case: object = CASE) -> Comparison:

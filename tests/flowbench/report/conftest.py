@@ -11,6 +11,7 @@ from flowbench.judge import series
 from flowbench.judge import verdict as judge
 from flowbench.judge.verdict import Verdict
 from flowbench.record import gpu, profile, run
+from flowbench.record.sample import Memory, RankSample, Sample
 
 MIB = 1024 * 1024
 FLOW = run.Engine("flow-eager", "Flow", "framework", "0.1.0")
@@ -29,20 +30,20 @@ def batch(size: int, **changes: object) -> Case:
     return dataclasses.replace(CASE, input_shape=(size, 3, 224, 224), **changes)
 
 
-def rank_sample(engine: str, scale: float, rank: int) -> run.RankSample:
+def rank_sample(engine: str, scale: float, rank: int) -> RankSample:
     allocated = None if engine.startswith("torch") else int(800 * scale * MIB)
-    memory = run.Memory(allocated, allocated, int((1700 if allocated is None else 1100) * scale * MIB), 200 * MIB)
+    memory = Memory(allocated, allocated, int((1700 if allocated is None else 1100) * scale * MIB), 200 * MIB)
     step = STEPS.get(engine, 600.0) * scale + 10 * rank
-    return run.RankSample(rank, 2, "cpu", (step * 2,), (step, step * 1.02), (6.9, 6.8, 6.7), memory)
+    return RankSample(rank, 2, "cpu", (step * 2,), (step, step * 1.02), (6.9, 6.8, 6.7), memory)
 
 
-def sample(cell: Cell, pair: int, scale: float, status: str = "ok", error: str | None = None) -> run.Sample:
+def sample(cell: Cell, pair: int, scale: float, status: str = "ok", error: str | None = None) -> Sample:
     ranks = (
         () if status == "failed" else tuple(rank_sample(cell.engine, scale, rank) for rank in range(cell.world_size))
     )
     position = pair % 2
     difference = {"void": 0.31, "ok": 1e-6}.get(status)
-    return run.Sample(cell.key, pair, position, f"2026-11-29T10:0{pair}:00Z", 9.5, status, error, difference, ranks)
+    return Sample(cell.key, pair, position, f"2026-11-29T10:0{pair}:00Z", 9.5, status, error, difference, ranks)
 
 
 def document(cases: list[Case], engines: list[run.Engine], **changes: object) -> run.RunDocument:
@@ -221,7 +222,7 @@ def sitting(sizes: list[int], verdicts: dict[int, tuple[Verdict, Verdict | None]
 def on_gpus(plain: run.RunDocument, stray: str) -> run.RunDocument:
     """Every rank holds memory on its own GPU; the later ranks of the engine `stray` on the first one's too."""
 
-    def placed(rank: run.RankSample, engine: str) -> run.RankSample:
+    def placed(rank: RankSample, engine: str) -> RankSample:
         uses = [gpu.GpuUse(rank.rank, 6000 * MIB)]
         if rank.rank and engine == stray:
             uses.insert(0, gpu.GpuUse(0, 508 * MIB))
