@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from flowbench.cell import Case, Cell
 from flowbench.judge.inference import mean_of
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
+from flowbench.judge.pairs import relative_speed
 from flowbench.judge.stats import geometric_mean, process_median
 from flowbench.judge.times import (
     CHECK_LEVEL,
@@ -198,8 +199,8 @@ def _time_of(document: RunDocument, match: Matched, judged: Judgement | None) ->
         adjusted_p=judged.adjusted_p,
         confirmed=judged.confirmed,
         confirmation_pairs=confirming,
-        base_relative_speed=_relative_speed(document, match.base),
-        head_relative_speed=_relative_speed(document, match.head),
+        base_relative_speed=relative_speed(document, match.base),
+        head_relative_speed=relative_speed(document, match.head),
         tags=tuple(_drifts(match)),
     )
 
@@ -254,16 +255,6 @@ def _pairs(document: RunDocument, base: Cell | None, head: Cell | None) -> tuple
         return ()
     by_pair = {sample.pair: sample for sample in theirs}
     return tuple((by_pair[sample.pair], sample) for sample in ours if sample.pair in by_pair)
-
-
-def _relative_speed(document: RunDocument, cell: Cell | None) -> float | None:
-    """The reference's time / this cell's, from the rounds that both are in; None without a reference."""
-    if cell is None or document.reference is None:
-        return None
-    reference = Cell.of(cell.case, document.reference)
-    pairs = _pairs(document, reference, cell) if reference.key in document.by_key else ()
-    ratios = [pair_log_ratio(own.steps_ms, theirs.steps_ms) for theirs, own in pairs]
-    return math.exp(mean_of(ratios).mean) if ratios else None
 
 
 def _drifts(match: Matched) -> Iterator[str]:

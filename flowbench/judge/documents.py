@@ -10,9 +10,9 @@ from dataclasses import fields, replace
 
 from flowbench.cell import Case, Cell
 from flowbench.judge.compare import STEP_TIME, Matched, label_of, missing_verdict, overall_of
-from flowbench.judge.inference import Mean, beyond, difference_of, holm, mean_of
+from flowbench.judge.inference import Mean, beyond, difference_of, holm
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
-from flowbench.judge.pairs import matched_samples
+from flowbench.judge.pairs import matched_samples, relative_speed
 from flowbench.judge.stats import process_median
 from flowbench.judge.times import LEAST_MARGIN, LEVEL, pair_log_ratio, percent
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
@@ -125,7 +125,7 @@ def _time_of(
     verdict, reason = Verdict.UNCLEAR, why_not or "a side has no pair with its reference"
     if mean is not None and why_not is None:
         verdict, reason = _verdict(mean, adjusted)
-    speeds = [_relative_times(document, cell) for document, cell in ((base, match.base), (head, match.head))]
+    pairs = [_relative_times(document, cell) for document, cell in ((base, match.base), (head, match.head))]
     single = mean is None or mean.count < 2
     return replace(
         bare,
@@ -138,12 +138,12 @@ def _time_of(
         else Change(
             math.exp(mean.mean), None if single else math.exp(mean.low), None if single else math.exp(mean.high)
         ),
-        pairs=min(map(len, speeds)),
+        pairs=min(map(len, pairs)),
         margin=Margin(LEAST_MARGIN, "the least one: the noise between sittings is not known"),
         p=None if mean is None else beyond(mean, math.log1p(LEAST_MARGIN)),
         adjusted_p=None if mean is None else adjusted,
-        base_relative_speed=math.exp(-mean_of(speeds[0]).mean) if speeds[0] else None,
-        head_relative_speed=math.exp(-mean_of(speeds[1]).mean) if speeds[1] else None,
+        base_relative_speed=relative_speed(base, match.base),
+        head_relative_speed=relative_speed(head, match.head),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which samples of a run document may be compared: good ones of two cells that were measured in the same round."""
+"""Which samples of a run document may be compared, good ones of two cells that were measured in the same round; and how."""
 
 from __future__ import annotations
 
@@ -16,6 +16,23 @@ def matched_samples(document: RunDocument, reference: Cell, subject: Cell) -> tu
         for sample in document.samples_of(subject)
         if sample.status == "ok" and sample.pair in good
     )
+
+
+def relative_speed(document: RunDocument, cell: Cell | None) -> float | None:
+    """How many times the reference's speed `cell` runs at: `ratio_of` the rounds that both are in, in the geometric mean.
+
+    None without a cell or a reference, for the reference itself, and where either has a sample that is not ok: figures of
+    the rest would hide it.
+    """
+    if cell is None or document.reference is None or cell.engine == document.reference:
+        return None
+    reference = document.by_key.get(Cell.of(cell.case, document.reference).key)
+    if reference is None:
+        return None
+    if any(sample.status != "ok" for side in (reference, cell) for sample in document.samples_of(side)):
+        return None
+    pairs = matched_samples(document, reference, cell)
+    return ratio_of(pairs).geometric_mean if pairs else None
 
 
 def ratio_of(pairs: tuple[tuple[Sample, Sample], ...]) -> Ratio:

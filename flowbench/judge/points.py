@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from flowbench.cell import Cell
-from flowbench.judge.pairs import matched_samples, ratio_of
+from flowbench.judge.pairs import relative_speed
 from flowbench.judge.stats import process_median
 from flowbench.record.points import Point, machine_name
 from flowbench.record.run import Git, RunDocument
@@ -49,7 +49,7 @@ def _point(document: RunDocument, cell: Cell) -> Point:
         time_ms=statistics.median(medians) if medians else None,
         low_ms=min(medians, default=None),
         high_ms=max(medians, default=None),
-        relative_speed=_relative_speed(document, cell) if medians else None,
+        relative_speed=relative_speed(document, cell),
         memory=_peaks(good) if medians else {},
     )
 
@@ -59,14 +59,6 @@ def _git(document: RunDocument, cell: Cell) -> Git | None:
     if document.comparison is None or side is None:
         return document.git
     return (document.comparison.base if side == "base" else document.comparison.head).git
-
-
-def _relative_speed(document: RunDocument, cell: Cell) -> float | None:
-    if document.reference is None or document.reference == cell.engine:
-        return None
-    reference = document.by_key.get(Cell.of(cell.case, document.reference).key)
-    pairs = matched_samples(document, reference, cell) if reference is not None else ()
-    return ratio_of(pairs).geometric_mean if pairs else None
 
 
 def _peaks(samples: list[Sample]) -> dict[str, int]:

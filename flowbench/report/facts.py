@@ -77,10 +77,8 @@ class Comparison:
 
     @property
     def relative_speed(self) -> float | None:
-        """Mean reference time / mean subject time, the figure of the Speed stats text; None where there is no ratio."""
-        if self.ratio is None or self.reference is None or self.reference.times is None or self.subject.times is None:
-            return None
-        return self.reference.times.mean_ms / self.subject.times.mean_ms
+        """Reference time / subject time, the geometric mean of the pairs' ratios; None where there is no ratio."""
+        return self.ratio.geometric_mean if self.ratio else None
 
     @property
     def telling_memory(self) -> tuple[float | None, int | None]:

@@ -38,10 +38,11 @@ def _case_lines(comparison: Comparison, framework: Callable[[str], str], case_te
         for side in (comparison.reference, comparison.subject)
         if side is not None and side.times is not None
     ]
-    speed, reference, subject = comparison.relative_speed, comparison.reference, comparison.subject
-    if speed is not None and reference and reference.times and subject.times:
-        quotient = f"{reference.times.mean_ms:.1f}ms / {subject.times.mean_ms:.1f}ms"
-        lines.append(f"Relative speed: {speed:.2f} (= {quotient})")
+    reference, subject = comparison.reference, comparison.subject
+    if comparison.ratio and reference and reference.times and subject.times:
+        # The format divides what stands in the two lines above, which are means.
+        ours, theirs = subject.times.mean_ms, reference.times.mean_ms
+        lines.append(f"Relative speed: {theirs / ours:.2f} (= {theirs:.1f}ms / {ours:.1f}ms)")
     return [*lines, ""] if lines else []
 
 

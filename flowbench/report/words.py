@@ -85,6 +85,12 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
     )
     if document.comparison is not None:
         yield "false alarms", _false_alarms(document.comparison)
+        yield "head / base", "of a pair by the faster half of its steps, of pairs in the geometric mean"
+    if document.reference is not None:
+        yield (
+            "relative speed",
+            "the reference's time / the subject's: of a pair by its median steps, of pairs and cells in the geometric mean",
+        )
     yield (
         "protocol",
         (
