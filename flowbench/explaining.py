@@ -135,8 +135,9 @@ def _sides(document: RunDocument, pattern: str, source: str) -> list[Cell]:
 def _profiled(document: RunDocument, cells: list[Cell], source: str) -> RunDocument:
     """The document with profiles of `cells`, taken now; FlowbenchError where they would be of something else."""
     from flowbench.measure.plan import Request
-    from flowbench.measure.profiling import job_of, profile_cell
+    from flowbench.measure.profiling import profile_cell
     from flowbench.measure.resumption import check_resumable
+    from flowbench.measure.wire import job_of
     from flowbench.record.machine import machine_differences, read_machine
 
     jobs = [job_of(document, cell) for cell in cells]

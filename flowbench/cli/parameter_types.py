@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -22,6 +23,9 @@ class ManyValues(click.Command):
                 spread.append(option)
             spread.append(word)
         return super().parse_args(ctx, spread)
+
+
+COUNT = click.IntRange(min=1, max=1_000_000)
 
 
 class ImageShape(click.ParamType):
@@ -45,10 +49,7 @@ class Seconds(click.ParamType):
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = -1.0
+        seconds = _number(value)
         if not 0 < seconds < 1e9:
             self.fail(f"{value!r} is no number of seconds, expected more than 0", param, ctx)
         return seconds
@@ -60,10 +61,7 @@ class Days(click.ParamType):
     name = "days"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            days = float(value)
-        except ValueError:
-            days = -1.0
+        days = _number(value)
         if not 0 <= days <= 36_500:
             self.fail(f"{value!r} is no number of days, expected 0 to 36500", param, ctx)
         return days
@@ -83,9 +81,6 @@ class Bytes(click.ParamType):
         return size
 
 
-COUNT = click.IntRange(min=1, max=1_000_000)
-
-
 class Percent(click.ParamType):
     """A slowdown: `3%` or `0.03`, as a fraction."""
 
@@ -94,10 +89,15 @@ class Percent(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if isinstance(value, float):
             return value
-        try:
-            fraction = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
-        except ValueError:
-            fraction = -1.0
+        fraction = _number(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
         if not 0 < fraction <= 1:
             self.fail(f"{value!r} is no slowdown, expected a share such as 3% or 0.03, at most 100%", param, ctx)
         return fraction
+
+
+def _number(text: Any) -> float:
+    """The number that `text` is; nan, which lies in no range, where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

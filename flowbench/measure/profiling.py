@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from flowbench.cell import Cell
 from flowbench.errors import FlowbenchError
 from flowbench.measure.ranks import run_group
 from flowbench.measure.wire import Job
 from flowbench.record.profile import Profile
-from flowbench.record.run import NotMeasured, RunDocument
+from flowbench.record.run import NotMeasured
 
 
 def profile_cell(job: Job, mark: str, silence_s: float | None = None) -> Profile:
@@ -33,19 +32,3 @@ def profile_cells(jobs: Iterable[Job], mark: str) -> tuple[tuple[Profile, ...], 
         except FlowbenchError as error:
             missing.append(NotMeasured(f"profile of {job.cell.label}", str(error)))
     return tuple(profiles), tuple(missing)
-
-
-def job_of(document: RunDocument, cell: Cell) -> Job:
-    """The job of one process of `cell` as the document's sitting ran it; where it imports from is the caller's to say."""
-    protocol = document.protocol
-    return Job(
-        cell=cell,
-        rank=0,
-        steps=protocol.steps,
-        warmup=protocol.warmup,
-        seed=protocol.seed,
-        learning_rate=protocol.learning_rate,
-        momentum=protocol.momentum,
-        gpu_memory_limit_bytes=protocol.gpu_memory_limit_bytes,
-        side=document.engine(cell.engine).side,
-    )

@@ -19,7 +19,7 @@ from flowbench.measure.processes import end_marked
 from flowbench.measure.rank_group import GroupResult
 from flowbench.measure.ranks import run_in_turns
 from flowbench.measure.schedule import Turn, estimate_s, plan_turns
-from flowbench.measure.wire import Job
+from flowbench.measure.wire import Job, job_of
 from flowbench.nvml import Driver, open_driver
 from flowbench.record import store
 from flowbench.record.gpu import FOREIGN_MEMORY, GpuConditions
@@ -62,16 +62,7 @@ def run_session(path: Path, document: RunDocument, watcher: Watcher) -> RunDocum
 
     KeyboardInterrupt passes through after all processes are gone and the document says how far it came.
     """
-    session = Session(path, document, watcher)
-    with store.held(path), Guard(document.run_id):
-        try:
-            session.run()
-        except KeyboardInterrupt:
-            session.finish("interrupted", "stopped by the user or the system")
-            raise
-        finally:
-            end_marked(document.run_id)
-    return session.document
+    return Session(path, document, watcher).carry_out()
 
 
 class Session:
@@ -96,7 +87,21 @@ class Session:
             finding = Finding("GPU not watched", message, None, None)
             self.document = replace(self.document, findings=(*self.document.findings, finding))
 
+    def carry_out(self) -> RunDocument:
+        """Run the sitting with its document held and its processes guarded; returns the document with its ending."""
+        run_id = self.document.run_id
+        with store.held(self._path), Guard(run_id):
+            try:
+                self.run()
+            except KeyboardInterrupt:
+                self.finish("interrupted", "stopped by the user or the system")
+                raise
+            finally:
+                end_marked(run_id)
+        return self.document
+
     def run(self) -> None:
+        """Measure what is missing, turn by turn, then write the ending."""
         turns = plan_turns(self.document.cells, self.document.protocol.pairs)
         done = {(sample.cell, sample.pair) for sample in self.document.samples}
         missing = [turn for turn in turns if (turn.cell.key, turn.pair) not in done]
@@ -153,15 +158,8 @@ class Session:
     def job(self, turn: Turn) -> Job:
         """What the ranks of a turn are to do."""
         protocol = self.document.protocol
-        return Job(
-            cell=turn.cell,
-            rank=0,
-            steps=protocol.steps,
-            warmup=protocol.warmup,
-            seed=protocol.seed,
-            learning_rate=protocol.learning_rate,
-            momentum=protocol.momentum,
-            gpu_memory_limit_bytes=protocol.gpu_memory_limit_bytes,
+        return replace(
+            job_of(self.document, turn.cell),
             launcher=protocol.launcher if turn.cell.ddp else None,
             launcher_options=protocol.launcher_options,
         )

@@ -10,12 +10,9 @@ from pathlib import Path
 from flowbench.cell import Case, Cell
 from flowbench.judge.compare import comparison_of, is_case_precise, to_confirm
 from flowbench.measure.disturbance import SLEPT, Counters, read_counters, slept_s
-from flowbench.measure.guard import Guard
-from flowbench.measure.processes import end_marked
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Session, Watcher, given_up
 from flowbench.measure.wire import Job
-from flowbench.record import store
 from flowbench.record.run import Finding, RunDocument
 from flowbench.record.sample import Sample
 
@@ -42,16 +39,7 @@ def run_comparison(path: Path, document: RunDocument, places: Mapping[str, Place
 
     KeyboardInterrupt passes through after all processes are gone and the document says how far it came.
     """
-    session = TogetherSession(path, document, places, watcher)
-    with store.held(path), Guard(document.run_id):
-        try:
-            session.run()
-        except KeyboardInterrupt:
-            session.finish("interrupted", "stopped by the user or the system")
-            raise
-        finally:
-            end_marked(document.run_id)
-    return session.document
+    return TogetherSession(path, document, places, watcher).carry_out()
 
 
 class TogetherSession(Session):
@@ -107,7 +95,6 @@ class TogetherSession(Session):
             super().job(turn),
             steps_per_turn=self.document.protocol.steps_per_turn,
             untimed_per_turn=self.document.protocol.untimed_per_turn,
-            side=side,
             import_path=place.import_path,
             slowdown=place.slowdown,
             cores=cores_of(turn.cell.case, turn.pair, self._cores),

@@ -9,6 +9,7 @@ from typing import Literal
 from flowbench.cell import Cell
 from flowbench.record.codec import decode, encode
 from flowbench.record.profile import Profile
+from flowbench.record.run import RunDocument
 from flowbench.record.sample import RankSample
 
 Phase = Literal["start", "import", "data", "build", "warm-up", "barrier", "steps", "end"]
@@ -73,6 +74,22 @@ class Event:
     result: RankSample | None = None
     profile: Profile | None = None
     state: RankState | None = None
+
+
+def job_of(document: RunDocument, cell: Cell) -> Job:
+    """The job of one process of `cell` as the document's sitting ran it; where it imports from is the caller's to say."""
+    protocol = document.protocol
+    return Job(
+        cell=cell,
+        rank=0,
+        steps=protocol.steps,
+        warmup=protocol.warmup,
+        seed=protocol.seed,
+        learning_rate=protocol.learning_rate,
+        momentum=protocol.momentum,
+        gpu_memory_limit_bytes=protocol.gpu_memory_limit_bytes,
+        side=document.engine(cell.engine).side,
+    )
 
 
 def job_line(job: Job) -> bytes:

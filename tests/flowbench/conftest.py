@@ -15,6 +15,7 @@ from typing import IO
 
 import pytest
 
+from flowbench import cli
 from flowbench.record import machine
 from flowbench.record.run import Gpu, Machine
 
@@ -163,3 +164,19 @@ def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) ->
 def wait() -> Callable[..., None]:
     """`wait_for`, for tests that cannot import this file."""
     return wait_for
+
+
+@pytest.fixture
+def flowbench(
+    toys: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs a command line in this process, in an empty folder: exit code, output, error output."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            cli.main(list(arguments))
+        out, err = capfd.readouterr()
+        return int(stop.value.code or 0), out, err
+
+    return call

@@ -14,29 +14,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from flowbench import cli
 from flowbench.cell import Case, Cell
 from flowbench.cli.report import FORMATS
 from flowbench.engines.flow import FlowEager
 from flowbench.presets import PRESETS
 
 SMALL = ("--model", "linear", "--input-shape", "3x4x4", "--reference", "none", "--engine", "toy")
-
-
-@pytest.fixture
-def flowbench(
-    toys: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable:
-    """Runs a command line in this process: exit code, output, error output."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            cli.main(list(arguments))
-        out, err = capfd.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
 
 
 def test_a_run_prints_and_writes_its_reports(flowbench: Callable, tmp_path: Path) -> None:

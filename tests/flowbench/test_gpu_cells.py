@@ -13,7 +13,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.measure import session
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.resumption import check_resumable
-from flowbench.measure.session import Watcher, run_session
+from flowbench.measure.session import Silent, run_session
 from flowbench.measure.worker import HOST_STEPS
 from flowbench.record import machine, store
 from flowbench.record.document import read_document
@@ -26,17 +26,6 @@ from flowbench.report.words import details_of
 pytestmark = pytest.mark.usefixtures("toys", "gpu_box")
 
 CASE = Case("resnet50", (4, 3, 224, 224), "float32", "eager", 1, False, True, True, 2)
-
-
-class Silent(Watcher):
-    def turn(self, turn, number, turns, left_s):
-        pass
-
-    def step(self, step):
-        pass
-
-    def sample(self, sample):
-        pass
 
 
 def planned(*engines: str, **changes: object) -> RunDocument:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowbench.measure.plan import Request, plan_run
-from flowbench.measure.session import Watcher, run_session
+from flowbench.measure.session import Silent, run_session
 from flowbench.record import store
 from flowbench.record.machine import read_machine
 from flowbench.record.run import RunDocument
@@ -23,17 +23,6 @@ MIB = 2**20
 def needs_a_gpu() -> None:
     if not read_machine().gpus:
         pytest.skip("no NVIDIA GPU answers here")
-
-
-class Silent(Watcher):
-    def turn(self, turn, number, turns, left_s):
-        pass
-
-    def step(self, step):
-        pass
-
-    def sample(self, sample):
-        pass
 
 
 def measured(folder: Path, *engines: str, **changes: object) -> RunDocument:

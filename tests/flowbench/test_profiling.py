@@ -15,7 +15,8 @@ from flowbench.errors import FlowbenchError
 from flowbench.judge.explanation import explain
 from flowbench.measure.bounding import bounded
 from flowbench.measure.plan import Request, plan_run
-from flowbench.measure.profiling import job_of, profile_cell
+from flowbench.measure.profiling import profile_cell
+from flowbench.measure.wire import job_of
 from flowbench.record.document import document_text, read_document
 from flowbench.record.profile import MOST_OPS, MOST_POINTS, MOST_TENSORS, Profile
 from flowbench.record.run import Ending, Git, RunDocument, Side, SidesCompared

@@ -8,25 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import cli
-
 TEXT = "Flow: 38.0ms\n"
-
-
-@pytest.fixture
-def flowbench(
-    toys: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command line in this process, in an empty folder: exit code, output, error output."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as stop:
-            cli.main(list(arguments))
-        out, err = capfd.readouterr()
-        return int(stop.value.code or 0), out, err
-
-    return call
 
 
 def test_a_run_goes_into_the_store_to_a_branch_and_into_a_history(
