@@ -13,9 +13,9 @@ from pathlib import Path
 BUSY_SHARE = 0.1
 STEAL_SHARE = 0.02
 
-# Seconds by which clocks may part in a measurement before one says that the machine slept, or that the time of day was set.
-SLEPT = 1.0
-CLOCK_JUMPED = 2.0
+# By so much clocks may part in a measurement before one says that the machine slept, or that the time of day was set.
+SLEPT_S = 1.0
+CLOCK_JUMPED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ def disturbances(before: Counters, after: Counters, cores: int) -> Iterator[tupl
     if swapped > 0:
         yield "swapping", f"{swapped} pages were swapped"
     slept, passed_s = slept_s(before, after), after.awake_or_asleep_s - before.awake_or_asleep_s
-    if slept > SLEPT:
+    if slept > SLEPT_S:
         yield "sleep", f"the machine slept for {slept:.0f} s"
     jumped = after.time_of_day_s - before.time_of_day_s - passed_s
-    if abs(jumped) > CLOCK_JUMPED:
+    if abs(jumped) > CLOCK_JUMPED_S:
         yield "clock", f"the time of day was set by {jumped:+.0f} s: times of day are off here, durations are not"
 
 

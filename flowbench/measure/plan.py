@@ -123,7 +123,7 @@ def _device(preset: Preset, request: Request, machine: Machine) -> Device:
 
 
 def _with_request(preset: Preset, request: Request, machine: Machine) -> Preset:
-    reference = None if request.reference == NO_REFERENCE else request.reference or preset.reference
+    reference = _reference(preset, request)
     engines = request.engines or preset.engines
     if reference and (request.engines or request.reference):
         engines = (*(engine for engine in dict.fromkeys(engines) if engine != reference), reference)
@@ -145,13 +145,17 @@ def _with_request(preset: Preset, request: Request, machine: Machine) -> Preset:
     )
 
 
+def _reference(preset: Preset, request: Request) -> str | None:
+    return None if request.reference == NO_REFERENCE else request.reference or preset.reference
+
+
 def _rank_grids(preset: Preset, request: Request) -> tuple[RankGrid, ...]:
     """The preset's, unless another grid was asked for; by the engines asked for, if any."""
     if request.world_sizes or request.models or request.batch_sizes or request.image_shape or request.ddp is not None:
         return ()
     if not request.engines and not request.reference:
         return preset.rank_grids
-    reference = None if request.reference == NO_REFERENCE else request.reference or preset.reference
+    reference = _reference(preset, request)
     engines = tuple(dict.fromkeys([*(request.engines or preset.engines), *([reference] if reference else [])]))
     return tuple(dataclasses.replace(grid, engines=engines) for grid in preset.rank_grids)
 

@@ -11,7 +11,7 @@ from flowbench.judge.times import LEAST_MARGIN, LEAST_PAIRS
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.refs import PACKAGE
 from flowbench.measure.schedule import estimate_s
-from flowbench.record.run import Engine, NotMeasured, RunDocument, Side, SidesCompared
+from flowbench.record.run import Engine, NotMeasured, Protocol, RunDocument, Side, SidesCompared
 
 ORDER = "in turns"
 PAIRS = 20
@@ -38,9 +38,8 @@ def plan_comparison(
 ) -> RunDocument:
     """The document of a sitting in which each of the repository's engines stands for base and for head.
 
-    `noise_floors` are by `ENGINE/CASE`. `extra_sides` are measured beside, at every case; the canary is base once more,
-    at the cheapest case. Raises FlowbenchError for engines
-    that are of no side, and for fewer pairs than can show anything.
+    `noise_floors` are by `ENGINE/CASE`. `extra_sides` are measured beside, at every case; the canary is base once more, at
+    the cheapest case. Raises FlowbenchError for engines that are of no side, and for fewer pairs than can show anything.
     """
     if request.pairs is not None and request.pairs < LEAST_PAIRS:
         raise FlowbenchError(
@@ -60,21 +59,11 @@ def plan_comparison(
         )
     cells = [cell for cell in run.cells if cell.engine in {engine.name for engine in subjects}]
     cheapest = min(cells, key=lambda cell: estimate_s(cell, 1))
-    on_gpu = any(cell.device == "cuda" for cell in cells)
-    short = on_gpu or estimate_s(cheapest, 1) - estimate_s(cheapest, 0) < SHORT_S
     return replace(
         run,
         engines=tuple(_engines(run, subjects, (*SIDES, *extra_sides, *(["canary"] if with_canary else [])))),
         cells=tuple(_cells(run, subjects, cheapest if with_canary else None, extra_sides)),
-        protocol=replace(
-            run.protocol,
-            order=ORDER,
-            steps=request.steps or max(run.protocol.steps, LEAST_STEPS),
-            pairs=run.protocol.pairs + LEAST_PAIRS,
-            steps_per_turn=GPU_STEPS_PER_TURN if on_gpu else SHORT_STEPS_PER_TURN if short else 1,
-            untimed_per_turn=1 if short else 0,
-            wall_cap_s=request.wall_cap_s or (None if request.pairs else WALL_CAP_S),
-        ),
+        protocol=_protocol(run.protocol, request, cheapest, on_gpu=any(cell.device == "cuda" for cell in cells)),
         not_measured=tuple(_not_measured(run, subjects)),
         comparison=SidesCompared(
             base=base,
@@ -85,6 +74,20 @@ def plan_comparison(
             noise_floors=dict(noise_floors),
             stopped={},
         ),
+    )
+
+
+def _protocol(of_run: Protocol, request: Request, cheapest: Cell, *, on_gpu: bool) -> Protocol:
+    """A run's protocol with the turns of a comparison: as short as its shortest steps allow."""
+    short = on_gpu or estimate_s(cheapest, 1) - estimate_s(cheapest, 0) < SHORT_S
+    return replace(
+        of_run,
+        order=ORDER,
+        steps=request.steps or max(of_run.steps, LEAST_STEPS),
+        pairs=of_run.pairs + LEAST_PAIRS,
+        steps_per_turn=GPU_STEPS_PER_TURN if on_gpu else SHORT_STEPS_PER_TURN if short else 1,
+        untimed_per_turn=1 if short else 0,
+        wall_cap_s=request.wall_cap_s or (None if request.pairs else WALL_CAP_S),
     )
 
 
@@ -103,7 +106,7 @@ def _cells(
         own = {cell.engine for cell in run.cells_of(case)}
         for engine in subjects:
             if engine.name in own:
-                yield from (_side_cell(case, engine, side) for side in ("base", "head", *extra_sides))
+                yield from (_side_cell(case, engine, side) for side in (*SIDES, *extra_sides))
                 if Cell.of(case, engine.name) == canary:
                     yield _side_cell(case, engine, "canary")
         if run.reference in own:

@@ -32,6 +32,13 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
+def measuring_environment(mark: str, threads: int) -> dict[str, str]:
+    """The environment for a child that measures: it carries `mark`, and its libraries find their number of threads there."""
+    environment = child_environment() | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {MARK: mark}
+    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # GPUs are numbered as their driver numbers them
+    return environment
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies (Linux; elsewhere the guard alone sees to it)."""
     if sys.platform != "linux":
@@ -91,3 +98,9 @@ def marked(mark: str) -> dict[int, str]:
         if command:  # a process that has ended and waits to be collected has none
             found[pid] = command
     return found
+
+
+def last_words(tail: bytes) -> str:
+    """The last line of what a process printed, to be put behind an error; empty where it printed none."""
+    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    return f"; its last words: {lines[-1].strip()[:500]}" if lines else ""

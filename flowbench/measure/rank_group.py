@@ -13,8 +13,8 @@ from pathlib import Path
 
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.launchers import Launched
-from flowbench.measure.processes import end_group
-from flowbench.measure.rank_process import RankProcess, chunks, free_port, last_words, rank_environment, start_rank
+from flowbench.measure.processes import end_group, last_words
+from flowbench.measure.rank_process import RankProcess, chunks, free_port, rank_environment, start_rank
 from flowbench.measure.wire import Job, Phase, event_limit, job_line, read_event
 from flowbench.record.profile import Profile
 from flowbench.record.sample import RankSample
@@ -69,6 +69,7 @@ class RankGroup:
         self._launched: Launched | None = None
 
     def start(self) -> None:
+        """Start the ranks and tell each its job; they go on by themselves to their first barrier."""
         if self._job.launcher is not None:
             self._launch(self._job.launcher)
             return
@@ -117,8 +118,8 @@ class RankGroup:
                 self._notes.append(f"a rank did not end by itself within {EXIT_S:g} s of its result")
                 break
         self._check()
-        for rank in self._ranks:
-            if self._error is not None:
+        if self._error is not None:
+            for rank in self._ranks:
                 end_group(rank.process.pid)
         return False
 
@@ -149,6 +150,7 @@ class RankGroup:
         self._selector.close()
 
     def result(self, left_behind: tuple[str, ...]) -> GroupResult:
+        """What came of it; `left_behind` are the command lines of what had to be ended after the ranks."""
         ranks = tuple(rank.result for rank in self._ranks if rank.result is not None)
         error = self._error
         if error is None and len(ranks) < len(self._ranks):
@@ -221,9 +223,7 @@ class RankGroup:
             if rank.result is not None:
                 continue
             if rank.hung_up and self._launched is not None:
-                self._fail(
-                    rank, "its connection ended " + self._where(rank) + ", without a result" + self._last_words(rank)
-                )
+                self._fail(rank, f"its connection ended {rank.where}, without a result{self._last_words(rank)}")
             elif status is None:
                 self._check_silence(rank)
             else:
@@ -236,20 +236,15 @@ class RankGroup:
         derived = max(SILENCE_S, SILENCE_STEPS * rank.longest_step_s) if stepping else SILENCE_BEFORE_STEPS_S
         limit = self._silence_s or derived
         if time.monotonic() - rank.heard > limit:
-            where = f"phase {rank.last.phase}" + (f", after step {rank.last.step}" if stepping else "")
-            self._fail(rank, f"hangs: no sign of progress for {limit:g} s in {where}")
+            self._fail(rank, f"hangs: no sign of progress for {limit:g} s {rank.where}")
 
     def _death(self, rank: RankProcess, status: int) -> str:
-        where = self._where(rank)
         if status < 0:
             name = signal.Signals(-status).name
             if -status == signal.SIGKILL and _memory_kills() > self._kills_before:
-                return f"killed by {name} {where}: the system ran out of memory"
-            return f"died of {name} {where}" + self._last_words(rank)
-        return f"ended with status {status} {where}, without a result" + self._last_words(rank)
-
-    def _where(self, rank: RankProcess) -> str:
-        return f"in phase {rank.last.phase}" + (f", after step {rank.last.step}" if rank.last.step is not None else "")
+                return f"killed by {name} {rank.where}: the system ran out of memory"
+            return f"died of {name} {rank.where}" + self._last_words(rank)
+        return f"ended with status {status} {rank.where}, without a result" + self._last_words(rank)
 
     def _last_words(self, rank: RankProcess) -> str:
         return last_words(rank.tail or self._ranks[0].tail)

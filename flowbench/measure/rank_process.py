@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from flowbench.measure.processes import MARK, THREAD_VARIABLES, child_environment
+from flowbench.measure.processes import measuring_environment
 from flowbench.measure.wire import Event, Job, RankState
 from flowbench.record.sample import RankSample
 
@@ -39,6 +39,11 @@ class RankProcess:
     waits: bool = False
     hung_up: bool = False
 
+    @property
+    def where(self) -> str:
+        """How far it came, in words."""
+        return f"in phase {self.last.phase}" + (f", after step {self.last.step}" if self.last.step is not None else "")
+
 
 def start_rank(number: int, job: Job, mark: str, port: int) -> RankProcess:
     """A fresh process for rank `number`, which waits for its job on its pipe; all ranks meet at `port`."""
@@ -62,13 +67,10 @@ def start_rank(number: int, job: Job, mark: str, port: int) -> RankProcess:
 
 
 def rank_environment(number: int, job: Job, mark: str, port: int) -> dict[str, str]:
-    """The environment of rank `number`. It has the threads because OpenMP reads them once, when its library is loaded."""
-    cell, environment = job.cell, child_environment()
+    """The environment of rank `number`, which finds the others at `port`."""
+    cell, environment = job.cell, measuring_environment(mark, job.cell.threads)
     if job.import_path:
         environment["PYTHONPATH"] = os.pathsep.join([job.import_path, environment["PYTHONPATH"]])
-    environment |= dict.fromkeys(THREAD_VARIABLES, str(cell.threads))
-    environment[MARK] = mark
-    environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # GPUs are numbered as their driver numbers them
     if cell.ddp or cell.world_size > 1:
         size = str(cell.world_size)
         environment |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
@@ -89,9 +91,3 @@ def chunks(descriptor: int) -> Iterator[bytes]:
         while chunk := os.read(descriptor, 65536):
             yield chunk
         yield b""
-
-
-def last_words(tail: bytes) -> str:
-    """The last line of what a process printed, to be put behind an error; empty where it printed none."""
-    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
-    return f"; its last words: {lines[-1].strip()[:500]}" if lines else ""

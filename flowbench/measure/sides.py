@@ -17,7 +17,7 @@ import numpy as np
 
 from flowbench.errors import FlowbenchError
 from flowbench.measure.guard import Guard
-from flowbench.measure.processes import MARK, THREAD_VARIABLES, child_environment, end_marked
+from flowbench.measure.processes import end_marked, last_words, measuring_environment
 from flowbench.record.operations import Comparison
 
 # Without an answer for this long a side hangs: plans are made and timed when a shape is met first.
@@ -134,8 +134,6 @@ class _Process:
         self._name = name
         command_read, self._commands = os.pipe()
         self._answers, answer_write = os.pipe()
-        environment = child_environment() | dict.fromkeys(THREAD_VARIABLES, str(threads)) | {MARK: mark}
-        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # GPUs are numbered as their driver numbers them
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flowbench.measure.side", str(command_read), str(answer_write)],
@@ -143,7 +141,7 @@ class _Process:
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
             pass_fds=(command_read, answer_write),
-            env=environment,
+            env=measuring_environment(mark, threads),
             start_new_session=True,
         )
         os.close(command_read)
@@ -180,8 +178,7 @@ class _Process:
 
     def _last_words(self) -> str:
         self._errors.seek(0)
-        lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
-        return f"; its last words: {lines[-1].strip()[:500]}" if lines else ""
+        return last_words(self._errors.read())
 
 
 def _difference(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> float:

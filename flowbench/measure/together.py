@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flowbench.cell import Case, Cell
 from flowbench.judge.compare import comparison_of, is_case_precise, to_confirm
-from flowbench.measure.disturbance import SLEPT, Counters, read_counters, slept_s
+from flowbench.measure.disturbance import SLEPT_S, Counters, read_counters, slept_s
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Session, Watcher, given_up
 from flowbench.measure.wire import Job
@@ -113,7 +113,7 @@ class TogetherSession(Session):
             kept, before = self.document, self._counters()
             self.measure(turns)
             slept = slept_s(before, self._counters())
-            if slept <= SLEPT:
+            if slept <= SLEPT_S:
                 return
             message = f"the machine slept for {slept:.0f} s in round {pair + 1}, which was measured anew"
             self.write(
