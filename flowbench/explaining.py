@@ -138,14 +138,14 @@ def _profiled(document: RunDocument, cells: list[Cell], source: str) -> RunDocum
     from flowbench.measure.profiling import profile_cell
     from flowbench.measure.resumption import check_resumable
     from flowbench.measure.wire import job_of
-    from flowbench.record.machine import machine_differences, read_machine
+    from flowbench.record.machine import read_machine
 
     jobs = [job_of(document, cell) for cell in cells]
     if document.comparison is None:
         check_resumable(document, Request(), source)
         profiles = [profile_cell(job, document.run_id) for job in jobs]
     else:
-        differences = machine_differences(document.machine, read_machine())
+        differences = document.machine.differences(read_machine())
         if differences:
             raise FlowbenchError(f"{source} cannot be profiled here (then / now): {'; '.join(differences)}")
         with _sides_of(document.comparison, source) as import_paths:

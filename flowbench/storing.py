@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from flowbench.archive import git_branch, pruning
+from flowbench.archive.folder import Archive, Stranger
 from flowbench.errors import FlowbenchError
-from flowbench.record import archive_branch, pruning
-from flowbench.record.archive import Archive, Stranger
 from flowbench.record.document import read_document
 from flowbench.report.words import counted
 
@@ -28,7 +28,7 @@ def add(store: Path, documents: Sequence[Path]) -> Said:
 def push(store: Path, repository: Path, remote: str, branch: str) -> Said:
     """Send to the branch what it lacks."""
     _existing(store)
-    sent = archive_branch.push(Archive(store), repository, remote, branch)
+    sent = git_branch.push(Archive(store), repository, remote, branch)
     again = f" after {counted(sent.retries, 'new beginning')}: others were quicker" if sent.retries else ""
     text = f"{counted(len(sent.files), 'file')} pushed to {branch} of {remote}{again}"
     return text, _left_alone(sent.strangers)
@@ -36,7 +36,7 @@ def push(store: Path, repository: Path, remote: str, branch: str) -> Said:
 
 def pull(store: Path, repository: Path, remote: str, branch: str) -> Said:
     """Take from the branch what the store lacks."""
-    taken = archive_branch.pull(Archive(store), repository, remote, branch)
+    taken = git_branch.pull(Archive(store), repository, remote, branch)
     text = f"{counted(len(taken.files), 'file')} pulled from {branch} of {remote} into {store}"
     return text, _left_alone(taken.strangers)
 

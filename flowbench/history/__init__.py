@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from flowbench.archive.folder import Archive, Contents
 from flowbench.errors import FlowbenchError
 from flowbench.history import imported, texts
 from flowbench.judge.change_points import unavailable
 from flowbench.judge.series import Series, chosen, imported_series, measured_series, with_shifts
-from flowbench.record.archive import Archive, Contents
 from flowbench.report.words import counted
 
 FORMATS = {"table": texts.table, "json": texts.as_json, "csv": texts.as_csv}

@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from flowbench.cell import Case, Cell
 from flowbench.judge.compare import STEP_TIME, Matched, label_of, missing_verdict, overall_of
@@ -16,7 +16,7 @@ from flowbench.judge.pairs import matched_samples, relative_speed
 from flowbench.judge.stats import process_median
 from flowbench.judge.times import LEAST_MARGIN, LEVEL, pair_log_ratio, percent
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
-from flowbench.record.run import Machine, RunDocument
+from flowbench.record.run import RunDocument
 from flowbench.record.sample import Sample
 
 NOT_COMPARABLE = "not comparable"
@@ -29,7 +29,7 @@ def judge_documents(base: RunDocument, head: RunDocument, force: bool = False) -
     Times are compared relative to the reference of each document; without one, or with another version of it, a slower machine
     and a slower engine look the same, and no time is judged.
     """
-    differences = tuple(_differences(base.machine, head.machine))
+    differences = tuple(base.machine.differences(head.machine))
     times: list[Comparison] = []
     memory: list[Comparison] = []
     matches = list(_matches(base, head))
@@ -55,13 +55,6 @@ def judge_documents(base: RunDocument, head: RunDocument, force: bool = False) -
         interleaved=False,
         differences=differences,
     )
-
-
-def _differences(one: Machine, other: Machine) -> Iterator[str]:
-    for field in fields(Machine):
-        ours, theirs = getattr(one, field.name), getattr(other, field.name)
-        if ours != theirs:
-            yield f"{field.name}: {ours} / {theirs}"
 
 
 def _why_no_times(base: RunDocument, head: RunDocument) -> str | None:

@@ -23,10 +23,7 @@ def differences(document: RunDocument, request: Request) -> list[str]:
     now, then = fingerprint.read_git(Path(flowbench.__file__).parent), document.git
     found = [
         *_conflicts(request, document),
-        *(
-            f"machine's {text}"
-            for text in fingerprint.machine_differences(document.machine, fingerprint.read_machine())
-        ),
+        *(f"machine's {text}" for text in document.machine.differences(fingerprint.read_machine())),
     ]
     if (then and then.commit) != (now and now.commit):
         found.append(f"commit: {then and then.commit} / {now and now.commit}")

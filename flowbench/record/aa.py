@@ -12,7 +12,7 @@ from typing import Annotated
 from flowbench.cell import Case, Count, Name
 from flowbench.errors import FlowbenchError
 from flowbench.record.codec import CodecError, Limit, decode, encode
-from flowbench.record.quantities import Seconds
+from flowbench.record.quantities import Index, Seconds
 from flowbench.record.run import Git, Machine
 
 Microseconds = Annotated[float, Limit(above=0, maximum=1e12)]
@@ -27,9 +27,9 @@ class Setting:
     engine: Name
     case: Case
     steps: Count
-    warmup: Annotated[int, Limit(minimum=0)]
+    warmup: Index
     steps_per_turn: Count
-    untimed_per_turn: Annotated[int, Limit(minimum=0)]
+    untimed_per_turn: Index
     pairs: Count
     confirmation_pairs: Count
     least_margin: float
@@ -42,7 +42,7 @@ class Pair:
     """The times in µs of one side's steps, and of base's beside them, in one round."""
 
     side: Name
-    pair: Annotated[int, Limit(minimum=0)]
+    pair: Index
     confirming: bool
     steps_us: tuple[Microseconds, ...]
 

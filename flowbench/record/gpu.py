@@ -7,12 +7,11 @@ from typing import Annotated
 
 from flowbench.cell import Count, Name
 from flowbench.record.codec import CodecError, Limit, describe
+from flowbench.record.quantities import Bytes, Index
 
 # The kind of finding that a rank holds memory on a GPU which is not its own.
 FOREIGN_MEMORY = "memory on another's GPU"
 
-Bytes = Annotated[int, Limit(minimum=0)]
-Index = Annotated[int, Limit(minimum=0)]
 Figure = Annotated[float, Limit(minimum=-1e9, maximum=1e9)]
 Share = Annotated[float, Limit(minimum=0, maximum=1)]
 

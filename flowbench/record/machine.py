@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -68,15 +68,6 @@ def usable_cores() -> int:
 def default_threads(machine: Machine) -> int:
     """One thread per physical core that may be used: more only get in each other's way in arithmetic."""
     return max(1, min(machine.physical_cores, machine.usable_cores))
-
-
-def machine_differences(one: Machine, other: Machine) -> list[str]:
-    """The fields in which two machines differ, each as `name: one / other`."""
-    return [
-        f"{field.name}: {getattr(one, field.name)} / {getattr(other, field.name)}"
-        for field in fields(Machine)
-        if getattr(one, field.name) != getattr(other, field.name)
-    ]
 
 
 def read_versions() -> dict[str, str]:

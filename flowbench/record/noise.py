@@ -12,8 +12,7 @@ from flowbench.cell import Count, Name
 from flowbench.errors import FlowbenchError
 from flowbench.record import store
 from flowbench.record.codec import CodecError, Limit, decode, encode
-from flowbench.record.machine import machine_differences
-from flowbench.record.quantities import Text
+from flowbench.record.quantities import Index, Text
 from flowbench.record.run import Machine
 
 
@@ -27,7 +26,7 @@ class NoiseFloor:
     cell: Text
     floor: Annotated[float, Limit(minimum=0, maximum=10)]
     sittings: Count
-    alarms: Annotated[int, Limit(minimum=0)]
+    alarms: Index
     measured: Name
 
 
@@ -54,7 +53,7 @@ def noise_path() -> Path:
 def read_floors(machine: Machine, path: Path | None = None) -> dict[str, NoiseFloor]:
     """The noise floors known of `machine`, by `ENGINE/CASE`; FlowbenchError for a file that cannot be read."""
     for known in _read(path or noise_path()).machines:
-        if not machine_differences(known.machine, machine):
+        if not known.machine.differences(machine):
             return {floor.cell: floor for floor in known.floors}
     return {}
 
@@ -68,7 +67,7 @@ def keep_floor(machine: Machine, floor: NoiseFloor, path: Path | None = None) ->
         raise FlowbenchError(f"cannot write {path}: {error.strerror or error}; set XDG_STATE_HOME") from None
     with store.held(path):
         floors = {**read_floors(machine, path), floor.cell: floor}
-        others = [known for known in _read(path).machines if machine_differences(known.machine, machine)]
+        others = [known for known in _read(path).machines if known.machine.differences(machine)]
         file = NoiseFile((*others, MachineNoise(machine, tuple(floors.values()))))
         store.write_whole(path, json.dumps(encode(file), indent=1, allow_nan=False) + "\n")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from flowbench.cell import Case, Cell, Count, Name
@@ -119,6 +119,14 @@ class Machine:
     system: Name
     python: Name
     gpu_cuda: Name | None = None
+
+    def differences(self, other: Machine) -> list[str]:
+        """The fields in which two machines differ, each as `name: own / other's`."""
+        return [
+            f"{field.name}: {getattr(self, field.name)} / {getattr(other, field.name)}"
+            for field in fields(self)
+            if getattr(self, field.name) != getattr(other, field.name)
+        ]
 
 
 # The kind of a finding that says that the sitting was gone on with after a pause.

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from flowbench import storing
+from flowbench.archive.folder import Archive
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
-from flowbench.record.archive import Archive
 from flowbench.record.document import document_text
 from flowbench.record.run import Ending, RunDocument
 
@@ -109,7 +109,7 @@ WRITER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from flowbench.record.archive import Archive
+from flowbench.archive.folder import Archive
 from flowbench.record.document import read_document
 document, archive, who = read_document(sys.argv[1]), Archive(Path(sys.argv[2])), sys.argv[3]
 print("ready", flush=True)

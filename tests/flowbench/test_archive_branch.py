@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from flowbench import storing
+from flowbench.archive import git_branch
+from flowbench.archive.folder import Archive
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
-from flowbench.record import archive_branch
-from flowbench.record.archive import Archive
 from flowbench.record.document import document_text
 from flowbench.record.run import Ending, RunDocument
 
@@ -112,17 +112,17 @@ def test_a_push_that_comes_second_begins_again(
     one, two = Archive(tmp_path / "store-a"), Archive(tmp_path / "store-b")
     one.add(replace(document, run_id="a"))
     two.add(replace(document, run_id="b"))
-    commit = archive_branch._Git.commit
+    commit = git_branch._Git.commit
 
-    def overtaken(self: archive_branch._Git, *arguments: object) -> str:
+    def overtaken(self: git_branch._Git, *arguments: object) -> str:
         made = commit(self, *arguments)
         if self._directory == clones[0]:
             storing.push(two.folder, clones[1], *PLACE)
         return made
 
-    monkeypatch.setattr(archive_branch._Git, "commit", overtaken)
+    monkeypatch.setattr(git_branch._Git, "commit", overtaken)
     pauses: list[float] = []
-    sent = archive_branch.push(one, clones[0], *PLACE, pause=pauses.append)
+    sent = git_branch.push(one, clones[0], *PLACE, pause=pauses.append)
     assert (sent.files, sent.retries, len(pauses)) == (("runs/a.json",), 1, 1)
     assert names(clones[0]) == {"runs/a.json", "runs/b.json"}
     assert git(tmp_path / "bare.git", "rev-list", "--count", PLACE[1]) == "2"
@@ -140,7 +140,7 @@ def test_a_push_that_the_remote_refuses_ends_with_its_reason(
         FlowbenchError,
         match=r"git push origin flowbench-runs was refused: .*no branches here.*; give another .* --remote",
     ):
-        archive_branch.push(store, clones[0], *PLACE, pause=lambda seconds: None)
+        git_branch.push(store, clones[0], *PLACE, pause=lambda seconds: None)
 
 
 def test_what_was_pruned_leaves_the_branch_and_does_not_come_back(

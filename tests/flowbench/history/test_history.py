@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from flowbench import history
+from flowbench.archive.folder import Archive
 from flowbench.cell import Cell
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
-from flowbench.record.archive import Archive
 from flowbench.record.run import Ending, Git, RunDocument, Side, SidesCompared
 from flowbench.record.sample import Memory, RankSample, Sample
 

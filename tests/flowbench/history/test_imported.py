@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from flowbench import history
+from flowbench.archive.folder import Archive
 from flowbench.errors import FlowbenchError
 from flowbench.history import imported
-from flowbench.record.archive import Archive
 
 SAMPLES = Path(__file__).parents[2] / "golden" / "speed_stats"
 TEXT = """Speed stats:

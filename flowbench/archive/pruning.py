@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from flowbench.archive.folder import Archive, Entry
 from flowbench.errors import FlowbenchError
-from flowbench.record.archive import Archive, Entry
 
 _TEXTS = {".md", ".txt", ".html", ".json", ".xml", ".csv", ".rst"}
 

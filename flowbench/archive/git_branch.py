@@ -15,12 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowbench.archive.folder import Archive, Stranger, read_imported
 from flowbench.errors import FlowbenchError
-from flowbench.record.archive import Archive, Stranger, read_imported
 from flowbench.record.document import parse_document
 
-BRANCH = "flowbench-runs"
-REMOTE = "origin"
 _ATTEMPTS = 20
 _TIMEOUT_S = 600
 _PRUNED = "pruned.txt"
