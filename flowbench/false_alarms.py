@@ -121,7 +121,7 @@ def _sitting(document: RunDocument, places: dict[str, Place], load: bool) -> rec
     bad = next((sample for sample in measured.samples if sample.status != "ok"), None)
     if bad is not None:
         raise FlowbenchError(f"a sitting cannot be measured: {bad.cell}: {bad.error}")
-    first_confirming = measured.protocol.pairs - setting_confirming(measured)
+    first_confirming = measured.protocol.pairs - _confirming_rounds(measured)
     pairs = tuple(
         record.Pair(
             side=str(measured.engine(measured.by_key[sample.cell].engine).side),
@@ -134,13 +134,13 @@ def _sitting(document: RunDocument, places: dict[str, Place], load: bool) -> rec
     return record.AaSitting(started, monotonic() - began, os.getloadavg()[0], pairs)
 
 
-def setting_confirming(document: RunDocument) -> int:
+def _confirming_rounds(document: RunDocument) -> int:
     """How many rounds of a comparison only confirm."""
     return document.comparison.confirmation_pairs if document.comparison else 0
 
 
 def _setting(document: RunDocument, slowdowns: Sequence[float], load: bool) -> record.Setting:
-    protocol, confirming = document.protocol, setting_confirming(document)
+    protocol, confirming = document.protocol, _confirming_rounds(document)
     return record.Setting(
         machine=document.machine,
         git=document.git,

@@ -58,44 +58,12 @@ def process_median(steps_ms: Sequence[float]) -> float:
     return statistics.median([positive(time) for time in steps_ms])
 
 
-def slowest_rank(ranks_ms: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """The time of each step in ms, which is its slowest rank's; ranks come with the same number of steps."""
-    counts = sorted({len(times) for times in ranks_ms})
-    if len(counts) != 1:
-        raise ValueError(
-            f"ranks with {counts} steps were given, expected at least one rank and equally many steps in each"
-        )
-    return tuple(max(map(positive, times)) for times in zip(*ranks_ms, strict=True))
-
-
 def geometric_mean(ratios: Iterable[float]) -> float:
     """The geometric mean of positive ratios; ValueError where one is not positive and finite, or there is none."""
     logs = [math.log(positive(ratio)) for ratio in ratios]
     if not logs:
         raise ValueError("no ratios were given, expected at least one")
     return math.exp(math.fsum(logs) / len(logs))
-
-
-def loss_difference(first: Sequence[float | None], second: Sequence[float | None]) -> float | None:
-    """The largest relative difference of two loss curves, step by step.
-
-    Relative to the larger magnitude, but at least to 1, as a loss near 0 has no digits to compare. None where the
-    curves cannot be compared: of different length, empty, or with a loss that is missing or not finite.
-    """
-    if len(first) != len(second) or not first:
-        return None
-    differences = []
-    for one, other in zip(first, second, strict=True):
-        if one is None or other is None or not (math.isfinite(one) and math.isfinite(other)):
-            return None
-        differences.append(abs(one - other) / max(abs(one), abs(other), 1.0))
-    return max(differences)
-
-
-def losses_agree(first: Sequence[float | None], second: Sequence[float | None], tolerance: float) -> bool:
-    """Whether two loss curves differ by at most `tolerance` (`loss_difference`); what cannot be compared does not agree."""
-    difference = loss_difference(first, second)
-    return difference is not None and difference <= tolerance
 
 
 def positive(value: float) -> float:

@@ -40,11 +40,6 @@ def compare_losses(
             whose = "its" if ours is None else "the reference's"
             return None, f"{whose} loss at step {step} is not finite"
         pairs.append((ours, theirs))
-    pairs = [
-        (ours, theirs)
-        for ours, theirs in zip(losses, reference, strict=True)
-        if ours is not None and theirs is not None
-    ]
     unit = abs(pairs[0][1]) or 1.0
     differences = [abs(ours - theirs) / unit for ours, theirs in pairs]
     for step, difference in enumerate(differences):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from flowbench.cell import Case, Cell
+from flowbench.cli.measure import run
 from flowbench.errors import FlowbenchError
 from flowbench.measure.launchers import LAUNCHERS, PARENT, TOKEN, Launched, launch_command, meet, read_place
 from flowbench.measure.plan import Request, plan_run
@@ -88,6 +89,11 @@ def test_a_launcher_that_refuses_is_quoted() -> None:
     assert group("toy", "srun", "--partition=none").error == (
         "the launcher ended with status 1 before rank 0 called; its last words: srun: error: invalid partition specified: none"
     )
+
+
+def test_the_command_line_knows_every_launcher() -> None:
+    (option,) = [parameter for parameter in run.params if parameter.name == "launcher"]
+    assert option.type.choices == LAUNCHERS
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -50,7 +50,6 @@ def test_times_that_are_none_are_refused(bad: float) -> None:
         lambda: stats.paired_ratio([1.0, 1.0], [bad, 1.0]),
         lambda: stats.process_median([1.0, bad, 2.0]),
         lambda: stats.geometric_mean([1.0, bad]),
-        lambda: stats.slowest_rank([[1.0], [bad]]),
     ):
         with pytest.raises(ValueError, match="positive finite"):
             call()
@@ -60,16 +59,10 @@ def test_sides_that_do_not_match_are_refused() -> None:
     for reference, subject in (([1.0], []), ([], []), ([1.0, 2.0], [1.0])):
         with pytest.raises(ValueError, match="matched pairs"):
             stats.paired_ratio(reference, subject)
-    with pytest.raises(ValueError, match="equally many steps"):
-        stats.slowest_rank([[1.0], [1.0, 2.0]])
     with pytest.raises(ValueError, match="at least one"):
         stats.process_median([])
     with pytest.raises(ValueError, match="at least one"):
         stats.geometric_mean([])
-
-
-def test_a_step_takes_as_long_as_its_slowest_rank() -> None:
-    assert stats.slowest_rank([[1.0, 5.0], [2.0, 4.0]]) == (2.0, 5.0)
 
 
 @given(PAIRS, st.floats(min_value=1e-2, max_value=1e2))
@@ -92,19 +85,3 @@ def test_swapping_sides_mirrors(pairs: list[tuple[float, float]]) -> None:
 def test_the_mean_lies_within_the_spread(pairs: list[tuple[float, float]]) -> None:
     ratio = ratio_of(pairs)
     assert ratio.lowest * (1 - 1e-9) <= ratio.geometric_mean <= ratio.highest * (1 + 1e-9)
-
-
-def test_losses() -> None:
-    assert stats.losses_agree([6.9, 6.8], [6.9001, 6.8], 1e-4)
-    assert not stats.losses_agree([6.9, 6.8], [6.9, 6.7], 1e-4)
-    assert stats.loss_difference([2.0, 4.0], [2.0, 3.0]) == pytest.approx(0.25)
-    assert stats.loss_difference([1e-9], [3e-9]) == pytest.approx(2e-9)
-    for first, second in (
-        ([1.0], [1.0, 2.0]),
-        ([], []),
-        ([None], [None]),
-        ([math.nan], [math.nan]),
-        ([math.inf], [1.0]),
-    ):
-        assert stats.loss_difference(first, second) is None
-        assert not stats.losses_agree(first, second, 1.0)
