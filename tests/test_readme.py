@@ -13,6 +13,7 @@ import pytest
 
 from flowbench.cell import Case, Cell
 from flowbench.record import run
+from flowbench.record.sample import Memory, RankSample, Sample
 from flowbench.record.document import document_text
 
 ROOT = Path(__file__).parent.parent
@@ -30,13 +31,13 @@ ENGINES = (
 )
 
 
-def sample(cell: Cell, pair: int) -> run.Sample:
+def sample(cell: Cell, pair: int) -> Sample:
     """Three steps of one rank on a GPU, whose times, host times and peaks are easy to follow."""
     slower, larger = (2 + pair / 10, 2) if cell.engine == "torch-eager" else (1, 1)
     steps_ms = tuple(slower * (60 + 2 * pair + step) for step in (2, 0, 1))
-    memory = run.Memory(larger * 600 * MIB, larger * 900 * MIB, 2**31, 2**30)
-    rank = run.RankSample(0, 2, "cuda:0", (), steps_ms, (6.9,) * 3, memory, (slower * 5.0, slower * 5.5, slower * 9.0))
-    return run.Sample(cell.key, pair, 0, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, (rank,))
+    memory = Memory(larger * 600 * MIB, larger * 900 * MIB, 2**31, 2**30)
+    rank = RankSample(0, 2, "cuda:0", (), steps_ms, (6.9,) * 3, memory, (slower * 5.0, slower * 5.5, slower * 9.0))
+    return Sample(cell.key, pair, 0, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, (rank,))
 
 
 @pytest.fixture
