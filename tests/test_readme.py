@@ -13,8 +13,8 @@ import pytest
 
 from flowbench.cell import Case, Cell
 from flowbench.record import run
-from flowbench.record.sample import Memory, RankSample, Sample
 from flowbench.record.document import document_text
+from flowbench.record.sample import Memory, RankSample, Sample
 
 ROOT = Path(__file__).parent.parent
 _spec = importlib.util.spec_from_file_location("update", ROOT / "reports" / "update.py")
