@@ -19,6 +19,7 @@ from flowbench.archive.folder import Archive, Stranger, read_imported
 from flowbench.errors import FlowbenchError
 from flowbench.record.document import parse_document
 
+BRANCH = "flowbench-runs"
 _ATTEMPTS = 20
 _TIMEOUT_S = 600
 _PRUNED = "pruned.txt"
