@@ -23,7 +23,7 @@ import pytest
 from flowbench.errors import FlowbenchError
 
 if TYPE_CHECKING:
-    from flowbench.measure.sides import Sides
+    from flowbench.measure.operations import Sides
     from flowbench.record.operations import Comparison
 
 DEFAULT_ROUNDS = 4
@@ -60,7 +60,7 @@ class Operations:
     def _sides_of(self, sides: Mapping[str, str]) -> Sides:
         from datetime import UTC, datetime
 
-        from flowbench.measure.sides import Sides
+        from flowbench.measure.operations import Sides
         from flowbench.record.machine import default_threads, read_machine
         from flowbench.record.store import new_run_id
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from framework.device import Device, cpu
 from framework.distributed.errors import DistributedError, rank_list
-from framework.distributed.group import ProcessGroup
+from framework.distributed.process_group import ProcessGroup
 from framework.vm import cuda
 from framework.vm.host_stream import HostStream
 from framework.vm.machine import machine

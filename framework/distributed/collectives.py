@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from framework.device import Device, cpu
-from framework.distributed.group import ProcessGroup
 from framework.distributed.groups import Group
+from framework.distributed.process_group import ProcessGroup
 from framework.distributed.reduction import check_operation
 from framework.distributed.work import Work
 from framework.distributed.world import world

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from framework.device import Device
 from framework.distributed import backends
 from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, rank_list
-from framework.distributed.group import ProcessGroup
 from framework.distributed.peers import Peers
+from framework.distributed.process_group import ProcessGroup
 from framework.distributed.store import Store
 from framework.vm.stream import Stream
 

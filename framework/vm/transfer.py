@@ -13,11 +13,11 @@ from framework.kernels.table import kernel
 from framework.vm import cuda, dependence
 from framework.vm.allocator import CachingAllocator
 from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
-from framework.vm.beside import Beside
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.pinned import PinnedMemory
 from framework.vm.runtime import Runtime
+from framework.vm.side_stream import SideStream
 from framework.vm.stream import Stream
 
 _PIECE_BYTES = 8 * 1024 * 1024
@@ -37,7 +37,7 @@ class CudaRuntime(Runtime):
         stream = cuda.CudaStream(device, "compute")
         super().__init__(device, CachingAllocator(cuda.CudaSource(device)), table_for(device), stream)
         self._staging = Staging(stream)
-        self._beside: Beside | None = None
+        self._beside: SideStream | None = None
 
     def open_stream(self, name: str) -> Stream:
         """A stream beside the compute stream, whose work the device prefers where it has to choose."""
@@ -49,7 +49,7 @@ class CudaRuntime(Runtime):
             return self
         if self._beside is None:
             stream = machine.add_stream(cuda.CudaStream(self.device, "beside"))
-            self._beside = Beside(self.table, stream)
+            self._beside = SideStream(self.table, stream)
         return self._beside
 
     def join(self) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from flowbench.measure.operations import Sides
 from flowbench.measure.processes import marked
-from flowbench.measure.sides import Sides
 from flowbench.record.codec import decode
 from flowbench.record.operations import Comparison
 from flowbench.report.operations import table

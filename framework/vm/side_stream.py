@@ -1,4 +1,4 @@
-"""Beside: a second compute stream for what nothing else waits for soon, such as the gradients of weights."""
+"""A second compute stream, for what nothing else waits for soon, such as the gradients of weights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from framework.vm.machine import machine
 from framework.vm.stream import Stream
 
 
-class Beside:
+class SideStream:
     """Issues kernels, each an attribute as in a runtime, to a stream beside the device's first.
 
     One instruction at a time is under way there: before the next one is issued, and at `join`, the first stream waits for

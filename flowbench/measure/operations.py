@@ -136,7 +136,7 @@ class _Process:
         self._answers, answer_write = os.pipe()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - read when the process has died
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "flowbench.measure.side", str(command_read), str(answer_write)],
+            [sys.executable, "-P", "-m", "flowbench.measure.operation_worker", str(command_read), str(answer_write)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=self._errors,

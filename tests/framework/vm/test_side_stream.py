@@ -12,13 +12,13 @@ import framework as flow
 from framework import ops
 from framework.kernels.table import Table
 from framework.vm import HostStream, machine, runtime
-from framework.vm.beside import Beside
+from framework.vm.side_stream import SideStream
 
 CPU = flow.device("cpu")
 
 
 @pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Beside]:
+def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[SideStream]:
     """Weights' gradients of convolutions run in a thread of their own, slowly."""
     kernels = runtime(CPU)
     slow = dict(kernels.table.kernels)
@@ -31,7 +31,7 @@ def beside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Beside]:
     slow["conv2d_backward_weight"] = conv2d_backward_weight
     table = Table("slow", slow, batch_norm_mask_bytes=lambda *_: None, max_pool2d_indices=lambda *_: ())
     stream = machine.add_stream(HostStream(CPU, "beside"))
-    second = Beside(table, stream)
+    second = SideStream(table, stream)
     monkeypatch.setattr(type(kernels), "beside", lambda self, multiplications: second)
     monkeypatch.setattr(type(kernels), "join", lambda self: second.join())
     yield second
@@ -53,14 +53,14 @@ def _gradients() -> list[np.ndarray]:
     return [np.array(t.grad.numpy()) for t in (x, *weights)]
 
 
-def test_gradients_are_those_of_one_stream(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_those_of_one_stream(beside: SideStream, monkeypatch: pytest.MonkeyPatch) -> None:
     apart = _gradients()
     monkeypatch.undo()
     for found, expected in zip(apart, _gradients(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_nothing_is_held_or_outstanding_behind_backward(beside: Beside) -> None:
+def test_nothing_is_held_or_outstanding_behind_backward(beside: SideStream) -> None:
     before = flow.cpu.memory_allocated()
     _gradients()
     assert beside._held == ()
@@ -68,7 +68,7 @@ def test_nothing_is_held_or_outstanding_behind_backward(beside: Beside) -> None:
     assert flow.cpu.memory_allocated() == before
 
 
-def test_a_weight_that_is_no_leaf_has_its_gradient_on_the_first_stream(beside: Beside) -> None:
+def test_a_weight_that_is_no_leaf_has_its_gradient_on_the_first_stream(beside: SideStream) -> None:
     sent = beside._stream.sequence
     x, weight = flow.ones(1, 8, 4, 4), flow.ones(8, 8, 1, 1).requires_grad_()
     ops.conv2d(x, weight * 2.0).sum().backward()

@@ -1,7 +1,7 @@
 """One side of a comparison of operations, in a process of its own: prepares, calls and times what it is told to.
 
-Started as `python -m flowbench.measure.side COMMANDS ANSWERS` with two inherited file descriptors; each command and each answer
-is a line of JSON.
+Started as `python -m flowbench.measure.operation_worker COMMANDS ANSWERS` with two inherited file descriptors; each command
+and each answer is a line of JSON.
 """
 
 from __future__ import annotations
