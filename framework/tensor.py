@@ -10,6 +10,7 @@ from weakref import WeakValueDictionary, ref
 import numpy as np
 
 from framework.autograd.engine import backward, run_hooks
+from framework.autograd.gradient import Home
 from framework.autograd.node import Hook, Node
 from framework.device import Device
 from framework.dtype import DType
@@ -39,6 +40,9 @@ class Tensor:
         "requires_grad",
         "views",
     )
+
+    # Where the gradient is to lie: a parameter may have such a place.
+    home: Home | None = None
 
     # NumPy's arrays and numbers leave operators with a tensor to the tensor, which keeps the gradient.
     __array_ufunc__ = None
@@ -258,17 +262,18 @@ class Tensor:
             # A hook may have kept what it saw, and may keep what it returned.
             gradient, owned = run_hooks(self._hooks, gradient), False
         if self.grad is None:
-            self.grad = Tensor(self._kept(gradient, owned))
+            if self.home is not None:
+                gradient = self.home.settle(gradient)
+            elif not owned:
+                gradient = self._copy(gradient)
+            self.grad = Tensor(gradient)
         else:
             runtime(self.device).add(self.grad.array, self.grad.array, gradient)
         if self._post_hooks:
             for hook in tuple(self._post_hooks):
                 hook(self)
 
-    def _kept(self, gradient: Array, owned: bool) -> Array:
-        """The first gradient, where it may stay."""
-        if owned:
-            return gradient
+    def _copy(self, gradient: Array) -> Array:
         kernels = runtime(self.device)
         copied = kernels.empty_like(gradient)
         kernels.copy(copied, gradient)

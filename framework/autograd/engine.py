@@ -126,19 +126,18 @@ def _walk(
         grads = pending.pop(id(node))
         lent = grads.owned_storages(node)
         results = _run(node, grads, retain_graph)
-        storages = [None if result is None else result.storage for result in results]
-        for edge, result in zip(node.edges, results):  # noqa: B905 - `_run` has counted them
+        serials = [0 if result is None else result.storage.serial for result in results]
+        for edge, result, serial in zip(node.edges, results, serials):  # noqa: B905 - `_run` has counted them
             if edge is None:
                 continue
             target, index = edge
             waiting = pending[id(target)]
             if result is not None:
-                storage = result.storage
                 # Made by the backward just run, or passed on by it, whole, and handed out once: nobody else holds it.
                 owned = (
-                    (storage.serial > made or storage in lent)
-                    and storages.count(storage) == 1
-                    and storage.nbytes == result.layout.nbytes
+                    (serial > made or result.storage in lent)
+                    and serials.count(serial) == 1
+                    and result.storage.nbytes == result.layout.nbytes
                 )
                 if waiting is _ONCE:
                     target.accumulate(result, owned=owned)
@@ -149,8 +148,8 @@ def _walk(
                 if not waiting.missing:
                     _release(target, waiting, ready)
         # Nothing here may keep a gradient alive while the next node runs.
-        del results, storages, lent, grads
-        result = storage = waiting = None  # type: ignore[assignment]
+        del results, lent, grads
+        result = waiting = None  # type: ignore[assignment]
 
 
 def _release(target: Any, waiting: _Pending, ready: list[tuple[int, Node]]) -> None:

@@ -54,26 +54,19 @@ class Gradient:
 class Home:
     """Where the gradient of a leaf is to lie, instead of in memory of its own.
 
-    A backward may write the gradient there at once, if it is the first to ask; whoever comes second gets memory of its
-    own, and what they found is added up elsewhere and copied.
+    A backward may write the gradient there at once, if it is the first to ask: then it `is_lent`. Whoever comes second gets
+    memory of its own, and what they found is added up elsewhere and copied.
     """
 
-    __slots__ = ("_is_lent", "array")
+    __slots__ = ("array", "is_lent")
 
     def __init__(self, array: Array) -> None:
         self.array = array
-        self._is_lent = False
-
-    def lend(self) -> Array | None:
-        """The memory, to be written with a gradient; None where it is lent already."""
-        if self._is_lent:
-            return None
-        self._is_lent = True
-        return self.array
+        self.is_lent = False
 
     def settle(self, gradient: Array) -> Array:
         """The memory with the whole gradient in it."""
-        self._is_lent = False
+        self.is_lent = False
         if gradient is not self.array:
             runtime(gradient.storage.device).copy(self.array, gradient)
         return self.array

@@ -32,6 +32,7 @@ class Node:
     """
 
     __slots__ = (
+        "_keeps",
         "_remade",
         "_remade_version",
         "_saved",
@@ -47,6 +48,9 @@ class Node:
         "runtime",
         "scope",
     )
+
+    # A leaf may have one.
+    home: Any = None
 
     def __init__(
         self,
@@ -64,22 +68,32 @@ class Node:
         self.freed = False
         self.scope = scope.current
         self.number = next(_numbers)
-        self._remade = False
+        self._keeps = self._remade = False
         self._remade_version: int | None = None
         self._saved: tuple[Any, ...] = ()
-        self._versions: tuple[int, ...] = ()
+        self._versions: list[int] = []
 
     def save(self, *arrays: Array | Node | None) -> None:
         """Keeps arrays for backward, or what `input` gave for them; nothing is kept where nothing is recorded."""
-        if self.recording:
-            self._saved = arrays
-            self._remade = Node in map(type, arrays)
-            self._versions = tuple([a.storage.version if type(a) is Array else -1 for a in arrays])
+        if not self.recording:
+            return
+        self._saved = arrays
+        self._versions = versions = []
+        for array in arrays:
+            if array is None:
+                versions.append(-1)
+                continue
+            self._keeps = True
+            if type(array) is Array:
+                versions.append(array.storage.version)
+            else:
+                versions.append(-1)
+                self._remade = True
 
     def room(self, position: int, layout: Layout) -> Array:
         """A new array for the gradient of an input: where the leaf wants it to lie, if it says so."""
         edge = self.edges[position]
-        if edge is not None and type(edge[0]) is not Node:
+        if edge is not None and edge[0].home is not None:
             home: Array | None = edge[0].room(layout)
             if home is not None:
                 return home
@@ -133,9 +147,9 @@ class Node:
 
     def free(self) -> None:
         """Drops what was saved. A node that saved nothing has nothing to miss: it may be walked again."""
-        if self._saved.count(None) < len(self._saved):
+        if self._keeps:
             self.freed = True
-            self._saved, self._versions, self.note = (), (), None
+            self._saved, self._versions, self.note = (), [], None
 
     def __repr__(self) -> str:
         return scope.path(self.scope) or self.operation.name

@@ -6,7 +6,7 @@ tensor, and what reads it later waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -167,8 +167,7 @@ class _Call:
             self._issue(instruction, None)
             return None
         self._issue(instruction, self._stream)
-        what = f"{instruction!r} of group {self.group.name}"
-        work = Work(what, self._stream.mark(), self._backend.check)
+        work = Work(_words(instruction, self.group.name), self._stream.mark(), self._backend.check)
         if async_op:
             return work
         work.wait()
@@ -197,6 +196,12 @@ class _Call:
         copy = _copy_bits if self.device is cpu else self._runtime.table.kernels["copy"]
         beside = stream if self.device is cpu or not isinstance(stream, HostStream) else None
         machine.issue(Instruction(copy, (target, source), {}), beside)
+
+
+def _words(instruction: Instruction, name: str) -> Callable[[], str]:
+    """What says which collective it is, and holds nothing of its memory."""
+    words = instruction.words()
+    return lambda: f"{words()} of group {name}"
 
 
 def _check(

@@ -82,7 +82,8 @@ class Watchdog:
         if flight.sequence is not None:
             self._board.note(flight.sequence, flight.what)
         self._under_way.append(flight)
-        self._work.set()
+        if not self._work.is_set():
+            self._work.set()
 
     def compare(self) -> None:
         """Raises CollectiveError where the ranks, as far as they have said so on the board, called different collectives."""

@@ -15,10 +15,10 @@ _LOOK_S = 0.0005
 class Work:
     """A collective that was issued to a stream: to be asked about, or waited for.
 
-    `check` raises if the collective's group has failed.
+    `check` raises if the collective's group has failed; `what` gives the collective's words, should they be needed.
     """
 
-    def __init__(self, what: str, mark: Mark, check: Callable[[], None]) -> None:
+    def __init__(self, what: Callable[[], str], mark: Mark, check: Callable[[], None]) -> None:
         self._what = what
         self._mark = mark
         self._check = check
@@ -42,10 +42,10 @@ class Work:
             deadline = time.monotonic() + timeout
             while not self.is_completed():
                 if time.monotonic() > deadline:
-                    raise CollectiveTimeoutError(f"{self._what} is still under way after {timeout:g} s")
+                    raise CollectiveTimeoutError(f"{self._what()} is still under way after {timeout:g} s")
                 time.sleep(_LOOK_S)
         machine.join(self._mark)
         self._check()
 
     def __repr__(self) -> str:
-        return f"Work({self._what})"
+        return f"Work({self._what()})"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +17,23 @@ from framework.vm import scope
 from framework.vm.scope import here
 
 
+class _Parts:
+    """Stands in a class for what `Module.__init__` gives each module: to find it means that it was not called.
+
+    A `__getattr__` would say so too, but would make every attribute of every module slow to read.
+    """
+
+    def __get__(self, module: Module | None, kind: type) -> Any:
+        raise AttributeError(f"{kind.__name__}.__init__() has to call super().__init__() before anything else")
+
+
 class Module:
     """The base of layers and models. A subclass sets its parts in `__init__` and defines `forward`."""
+
+    _parameters: dict[str, Parameter | None] = _Parts()  # type: ignore[assignment]
+    _buffers: dict[str, Tensor | None] = _Parts()  # type: ignore[assignment]
+    _modules: dict[str, Module] = _Parts()  # type: ignore[assignment]
+    _name = ""
 
     def __init__(self) -> None:
         # Past __setattr__, which files what it is given in these.
@@ -41,15 +56,6 @@ class Module:
             here.frame = scope.current = outer
 
     # ---- its parts
-
-    if not TYPE_CHECKING:  # For the checker it would stand for attributes that do not exist.
-
-        def __getattr__(self, name: str) -> Any:
-            # Only reached for what is not there.
-            kind = type(self).__name__
-            if name in ("_parameters", "_buffers", "_modules", "_name"):
-                raise AttributeError(f"{kind}.__init__() has to call super().__init__() before anything else")
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Parameter):

@@ -28,12 +28,10 @@ class Parameter(Tensor):
         super().__init__(data.array)
         self.requires_grad_(requires_grad)
 
-    def _kept(self, gradient: Array, owned: bool) -> Array:
-        return super()._kept(gradient, owned) if self.home is None else self.home.settle(gradient)
-
     def room(self, layout: Layout) -> Array | None:
         """Memory at home for a gradient that is to be made now; None where there is none, or someone may keep what is there."""
         home = self.home
-        if home is None or self.grad is not None or self._hooks or home.array.layout is not layout:
+        if home is None or self.grad is not None or self._hooks or home.array.layout is not layout or home.is_lent:
             return None
-        return home.lend()
+        home.is_lent = True
+        return home.array

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.ops.checks import Pair, check_floats, check_images, check_tensors, pair, window_count
 from framework.tensor import Tensor
 from framework.vm.array import Array, Layout, channels_last_stride
-from framework.vm.runtime import Runtime
+from framework.vm.runtime import Runtime, runtime
 
 
 class Conv2d(Operation):
@@ -20,7 +22,7 @@ class Conv2d(Operation):
     @staticmethod
     def forward(node: Node, kernels: Runtime, x: Array, weight: Array, bias: Array | None, *, plan: Plan) -> Array:
         y = kernels.new(plan.y)
-        kernels.conv2d(y, x, weight, bias, **plan.geometry)
+        plan.forward(y, x, weight, bias)
         if node.recording:
             needs_x, needs_weight, needs_bias = node.needs
             node.save(node.input(0, x) if needs_weight or needs_bias else None, weight if needs_x else None)
@@ -37,9 +39,18 @@ class Conv2d(Operation):
             grad_bias = node.room(2, plan.grad_bias) if needs_bias else None
             grad_weight = backward_weight(node, kernels, plan, grad_y, x, grad_bias)
         if needs_x:
-            grad_x = kernels.new(plan.grad_x)
-            kernels.conv2d_backward_input(grad_x, grad_y, weight, **plan.geometry)
+            grad_x = backward_input(kernels, plan, grad_y, weight)
         return grad_x, grad_weight if needs_weight else None, grad_bias
+
+
+def backward_input(kernels: Runtime, plan: Plan, grad_y: Array, weight: Array) -> Array:
+    """The gradient of the images."""
+    grad_x = kernels.new(plan.grad_x)
+    if grad_y.layout is plan.y:
+        plan.backward_input(grad_x, grad_y, weight)
+    else:
+        kernels.conv2d_backward_input(grad_x, grad_y, weight, **plan.geometry)
+    return grad_x
 
 
 def backward_weight(
@@ -51,7 +62,10 @@ def backward_weight(
     on = kernels.beside(plan.multiplications)
     if on is not kernels and not node.leads_to_leaf(1):
         on = kernels
-    on.conv2d_backward_weight(grad_weight, grad_bias, grad_y, x, **plan.geometry)
+    if on is kernels and grad_y.layout is plan.y:
+        plan.backward_weight(grad_weight, grad_bias, grad_y, x)
+    else:
+        on.conv2d_backward_weight(grad_weight, grad_bias, grad_y, x, **plan.geometry)
     return grad_weight
 
 
@@ -72,6 +86,7 @@ def conv2d(
     """
     check_tensors("conv2d", x, weight, bias)
     found = plan(
+        runtime(x.array.storage.device),
         x.array.layout,
         weight.array.layout,
         None if bias is None else bias.array.layout,
@@ -83,8 +98,12 @@ def conv2d(
     return apply(Conv2d, x, weight, bias, plan=found)
 
 
-class Plan(NamedTuple):
-    """What a convolution of operands that lie in some way is run with, and how what it makes lies."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a convolution of operands that lie in some way is run with, and how what it makes lies.
+
+    `forward`, `backward_input` and `backward_weight` issue the kernels, the last two for a gradient that lies as y.
+    """
 
     geometry: dict[str, Any]
     y: Layout
@@ -92,11 +111,21 @@ class Plan(NamedTuple):
     grad_weight: Layout
     grad_bias: Layout
     multiplications: int
+    forward: Callable[..., None]
+    backward_input: Callable[..., None]
+    backward_weight: Callable[..., None]
 
 
 @lru_cache(maxsize=4096)
 def plan(
-    x: Layout, weight: Layout, bias: Layout | None, stride: Pair, padding: Pair, dilation: Pair, groups: int
+    kernels: Runtime,
+    x: Layout,
+    weight: Layout,
+    bias: Layout | None,
+    stride: Pair,
+    padding: Pair,
+    dilation: Pair,
+    groups: int,
 ) -> Plan:
     """The plan for operands of these layouts. Raises ValueError or TypeError where they do not fit."""
     check_images("conv2d", x)
@@ -117,13 +146,19 @@ def plan(
     height, width = (
         window_count("conv2d", image[i], weight.shape[2 + i], stride[i], padding[i], dilation[i]) for i in (0, 1)
     )
+    geometry: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    y, grad_x = _nhwc((n, out_channels, height, width), x), _nhwc(x.shape, x)
+    grad_weight, grad_bias = Layout.like(weight), Layout.of((out_channels,), (1,), weight.dtype)
     return Plan(
-        {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
-        _nhwc((n, out_channels, height, width), x),
-        _nhwc(x.shape, x),
-        Layout.like(weight),
-        Layout.of((out_channels,), (1,), weight.dtype),
+        geometry,
+        y,
+        grad_x,
+        grad_weight,
+        grad_bias,
         n * height * width * prod(weight.shape),
+        kernels.prepared("conv2d", y, x, weight, bias, **geometry),
+        kernels.prepared("conv2d_backward_input", grad_x, y, weight, **geometry),
+        kernels.prepared("conv2d_backward_weight", grad_weight, bias and grad_bias, y, x, **geometry),
     )
 
 

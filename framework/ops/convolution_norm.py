@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from functools import lru_cache
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
 from framework.ops import convolution, normalization
 from framework.ops.checks import Pair, check_tensors
-from framework.ops.convolution import Plan
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.array import Array, Layout
 from framework.vm.runtime import Runtime
+
+# Stride, padding, dilation and groups of the convolution, eps, momentum and ReLU of the normalisation.
+Settings = tuple[Pair, Pair, Pair, int, float, float, bool]
 
 
 class ConvBatchNorm(Operation):
@@ -32,62 +34,55 @@ class ConvBatchNorm(Operation):
         bias: Array,
         residual: Array | None,
         *,
-        plan: Plan,
         running: tuple[Array, Array],
-        settings: dict[str, Any],
+        settings: Settings,
         names: tuple[str, str],
     ) -> Array:
+        mean, var = running
+        both = _plans(
+            kernels, x.layout, kernel.layout, weight.layout, bias.layout, None if residual is None else residual.layout,
+            mean.layout, var.layout, node.recording, settings,
+        )  # fmt: skip
+        plan, training = both
         # Memory is labelled by the module that each part belongs to.
         around = scope.here.frame
         scope.current = ((around, names[0]), "conv2d")
         between = kernels.new(plan.y)
-        kernels.conv2d(between, x, kernel, None, **plan.geometry)
+        plan.forward(between, x, kernel, None)
         scope.current = ((around, names[1]), "batch_norm")
-        y, mean, inv_std, mask = normalization.train(
-            kernels, between, weight, bias, residual, *running, node.recording, **settings
-        )
+        y, mean, inv_std, mask = training.train(between, weight, bias, residual, mean, var)
         if node.recording:
-            relu = settings["relu"]
-            remakes = relu and residual is None and kernels.table.batch_norm_remakes(between)
-            node.save(
-                node.input(0, x) if node.needs[1] else None,
-                kernel,
-                between,
-                weight,
-                mean,
-                y if mask is None and relu else None,
-                bias if remakes else None,
-            )
-            node.note = (names, plan, relu, inv_std, mask)
-            if remakes:
+            # mean, inv_std and mask lie in one storage: if one of them is written, so are all.
+            kept = y if training.keeps_y else bias if training.remakes else None
+            node.save(node.input(0, x) if node.needs[1] else None, kernel, between, weight, mean, kept)
+            node.note = (names, both, inv_std, mask)
+            if training.remakes:
                 node.remakes(y)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Gradient) -> tuple[Array | None, ...]:
-        x, kernel, between, weight, mean, y, _ = node.kept
-        names, plan, relu, inv_std, mask = node.note
+        x, kernel, between, weight, mean, y = node.kept
+        names, (plan, training), inv_std, mask = node.note
         needs_x, needs_kernel, *_ = node.needs
-        around, _ = cast(scope.Frame, node.scope)  # apply() gave the node one
+        around, _ = node.scope  # type: ignore[misc] # apply() gave the node one
         scope.current = (((around, names[1]), "batch_norm"), "backward")
-        grad, grad_weight, grad_bias, grad_residual = normalization.train_backward(
-            node, kernels, 2, needs_x or needs_kernel, grad_y, between, weight, mean, inv_std,
-            y if mask is None else mask, relu, weight.dtype,
-        )  # fmt: skip
+        grad, grad_weight, grad_bias, grad_residual = training.backward(
+            node, 2, needs_x or needs_kernel, grad_y, between, weight, mean, inv_std, y if mask is None else mask
+        )
         scope.current = (((around, names[0]), "conv2d"), "backward")
         grad_x = grad_kernel = None
         if needs_kernel:
             grad_kernel = convolution.backward_weight(node, kernels, plan, grad, x.remake() if type(x) is Node else x)
         if needs_x:
-            grad_x = kernels.new(plan.grad_x)
-            kernels.conv2d_backward_input(grad_x, grad, kernel, **plan.geometry)
+            grad_x = convolution.backward_input(kernels, plan, grad, kernel)
         return grad_x, grad_kernel, grad_weight, grad_bias, grad_residual
 
     @staticmethod
     def remake(node: Node, kernels: Runtime) -> Array:
-        _, _, between, weight, mean, _, bias = node.kept
-        *_, inv_std, mask = node.note
-        y = kernels.new(Layout.like(between.layout))
+        _, _, between, weight, mean, bias = node.kept
+        _, (_, training), inv_std, mask = node.note
+        y = kernels.new(training.y)
         kernels.batch_norm_again(y, between, weight, bias, mean, inv_std, mask)
         return y
 
@@ -115,18 +110,9 @@ def conv2d_batch_norm(
     It takes the host less time than the two, and there is no tensor for what lies between them. `names` are those of the
     modules that the two belong to, for memory's labels.
     """
-    check_tensors("conv2d", x, kernel)
-    check_tensors("batch_norm", residual, weight, bias, running_mean, running_var)
-    plan = convolution.plan(x.array.layout, kernel.array.layout, None, stride, padding, dilation, groups)
-    normalization.check(
-        plan.y,
-        None if residual is None else residual.array.layout,
-        weight.array.layout,
-        bias.array.layout,
-        running_mean.array.layout,
-        running_var.array.layout,
-        True,
-    )
+    if type(x) is not Tensor or (residual is not None and type(residual) is not Tensor):
+        check_tensors("conv2d", x)
+        check_tensors("batch_norm", residual)
     return apply(
         ConvBatchNorm,
         x,
@@ -134,8 +120,29 @@ def conv2d_batch_norm(
         weight,
         bias,
         residual,
-        plan=plan,
         running=(running_mean.array, running_var.array),
-        settings={"eps": eps, "momentum": momentum, "relu": relu},
+        settings=(stride, padding, dilation, groups, eps, momentum, relu),
         names=names,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _plans(
+    kernels: Runtime,
+    x: Layout,
+    kernel: Layout,
+    weight: Layout,
+    bias: Layout,
+    residual: Layout | None,
+    running_mean: Layout,
+    running_var: Layout,
+    is_recorded: bool,
+    settings: Settings,
+) -> tuple[convolution.Plan, normalization.TrainingPlan]:
+    """The plans of the two operations. Raises ValueError or TypeError where the operands do not fit."""
+    stride, padding, dilation, groups, *rest = settings
+    plan = convolution.plan(kernels, x, kernel, None, stride, padding, dilation, groups)
+    normalization.check(plan.y, residual, weight, bias, running_mean, running_var, True)
+    return plan, normalization.training_plan(
+        kernels, plan.y, weight, bias, residual, running_mean, running_var, is_recorded, *rest
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.gradient import Gradient
@@ -37,33 +38,31 @@ class BatchNormTrain(Operation):
         momentum: float,
         relu: bool,
     ) -> Array:
-        settings = {"eps": eps, "momentum": momentum, "relu": relu}
-        y, mean, inv_std, mask = train(
-            kernels, x, weight, bias, residual, running_mean, running_var, node.recording, **settings
-        )
+        plan = training_plan(
+            kernels, x.layout, _layout(weight), _layout(bias), _layout(residual), _layout(running_mean),
+            _layout(running_var), node.recording, eps, momentum, relu,
+        )  # fmt: skip
+        y, mean, inv_std, mask = plan.train(x, weight, bias, residual, running_mean, running_var)
         if node.recording:
-            remakes = relu and residual is None and kernels.table.batch_norm_remakes(x)
             # mean, inv_std and mask lie in one storage: if one of them is written, so are all.
-            node.save(x, weight, mean, y if mask is None and relu else None, bias if remakes else None)
-            node.note = (relu, parameter_type(x, weight, bias), inv_std, mask)
-            if remakes:
+            node.save(x, weight, mean, y if plan.keeps_y else None, bias if plan.remakes else None)
+            node.note = (plan, inv_std, mask)
+            if plan.remakes:
                 node.remakes(y)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Gradient) -> tuple[Array | None, ...]:
         x, weight, mean, y, _ = node.saved
-        relu, dtype, inv_std, mask = node.note
-        grads = train_backward(
-            node, kernels, 1, node.needs[0], grad_y, x, weight, mean, inv_std, y if mask is None else mask, relu, dtype
-        )
+        plan, inv_std, mask = node.note
+        grads = plan.backward(node, 1, node.needs[0], grad_y, x, weight, mean, inv_std, y if mask is None else mask)
         return (*grads, None, None)
 
     @staticmethod
     def remake(node: Node, kernels: Runtime) -> Array:
         x, weight, mean, _, bias = node.saved
-        *_, inv_std, mask = node.note
-        y = kernels.new(Layout.like(x.layout))
+        plan, inv_std, mask = node.note
+        y = kernels.new(plan.y)
         kernels.batch_norm_again(y, x, weight, bias, mean, inv_std, mask)
         return y
 
@@ -89,70 +88,149 @@ class BatchNormEval(Operation):
         mask = _mask(node, kernels, x, residual, relu)
         kernels.batch_norm_eval(y, mask, x, weight, bias, running_mean, running_var, residual, eps=eps, relu=relu)
         node.save(x, weight, running_mean, running_var, y if mask is None and relu else mask)
-        node.note = (relu, parameter_type(x, weight, bias), eps)
+        node.note = (relu, _parameter_type(x.layout, _layout(weight), _layout(bias)), eps)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
         x, weight, running_mean, running_var, mask = node.saved
         relu, dtype, eps = node.note
-        grads = _new_gradients(node, kernels, 1, node.needs[0], x, dtype, changed=relu, spare=[])
+        needs_x, needs_weight, needs_bias, needs_residual, *_ = node.needs
+        vector = Layout.of(x.shape[1:2], (1,), dtype)
+        grads = (
+            kernels.new(Layout.like(x.layout)) if needs_x else None,
+            node.room(1, vector) if needs_weight else None,
+            node.room(2, vector) if needs_bias else None,
+            kernels.new(Layout.like(x.layout)) if needs_residual and relu else None,
+        )
         kernels.batch_norm_eval_backward(*grads, grad_y, x, weight, running_mean, running_var, mask, eps=eps, relu=relu)
-        return (*_with_residual(node.needs[3], grads, grad_y), None, None)
+        # Without a ReLU the residual's gradient is grad_y itself.
+        return (*grads[:3], grad_y if needs_residual and not relu else grads[3], None, None)
 
 
-def train(
+class TrainingPlan:
+    """What normalisation in training of operands that lie in some way is run with.
+
+    y lies like x. `keeps_y` says that y tells backward where the ReLU was open, since there is no mask for it; `remakes`
+    that y is made again for backward rather than kept.
+    """
+
+    __slots__ = ("_kernels", "_known", "_operands", "_relu", "_room", "_run", "_vector", "keeps_y", "remakes", "y")
+
+    def __init__(
+        self,
+        kernels: Runtime,
+        x: Layout,
+        weight: Layout | None,
+        bias: Layout | None,
+        residual: Layout | None,
+        running_mean: Layout | None,
+        running_var: Layout | None,
+        is_recorded: bool,
+        eps: float,
+        momentum: float,
+        relu: bool,
+    ) -> None:
+        self._kernels = kernels
+        self._relu = relu
+        self._room = room = _room_for(kernels, x, residual is not None, relu and is_recorded)
+        self._vector = Layout.of(x.shape[1:2], (1,), _parameter_type(x, weight, bias))
+        self.y = Layout.like(x)
+        self.keeps_y = relu and room.mask is None
+        self.remakes = is_recorded and relu and residual is None and kernels.table.batch_norm_remakes(x)
+        self._operands = (x, weight, room.vector, room.vector, self.y if self.keeps_y else room.mask)
+        self._run = kernels.prepared(
+            "batch_norm_train", self.y, room.vector, room.vector, room.mask, running_mean, running_var, x, weight, bias,
+            residual, eps=eps, momentum=momentum, relu=relu,
+        )  # fmt: skip
+        # What issues backward, by the layouts of what it writes and of the gradient's parts.
+        self._known: dict[tuple[Layout | None, ...], Callable[..., None]] = {}
+
+    def train(
+        self,
+        x: Array,
+        weight: Array | None,
+        bias: Array | None,
+        residual: Array | None,
+        running_mean: Array | None,
+        running_var: Array | None,
+    ) -> tuple[Array, Array, Array, Array | None]:
+        """y, mean, 1/√(variance + eps), and the mask of the ReLU for backward."""
+        kernels, room = self._kernels, self._room
+        y, storage = kernels.new(self.y), kernels.storage(room.nbytes)
+        vector, masked = room.vector, room.mask
+        mean = Array(storage, vector.shape, vector.stride, vector.dtype, 0, vector)
+        inv_std = Array(storage, vector.shape, vector.stride, vector.dtype, vector.size, vector)
+        mask = None
+        if masked is not None:
+            mask = Array(storage, masked.shape, masked.stride, uint8, room.mask_offset, masked)
+        self._run(y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual)
+        return y, mean, inv_std, mask
+
+    def backward(
+        self,
+        node: Node,
+        at: int,
+        needs_x: object,
+        grad_y: Gradient,
+        x: Array,
+        weight: Array | None,
+        mean: Array,
+        inv_std: Array,
+        mask: Array | None,
+    ) -> tuple[Array | None, ...]:
+        """The gradients of x, weight, bias and residual as far as they are wanted; `at` is the weight's place in the inputs."""
+        first, second = grad_y.array, grad_y.second
+        needs_weight, needs_bias, needs_residual = node.needs[at : at + 3]
+        # That of the residual is grad_y itself unless it is changed on the way.
+        changed = self._relu or second is not None
+        # It may take the place of the first part, and that of x the place of the last.
+        spare = [second] if second is not None and grad_y.second_owned else []
+        if grad_y.owned and (changed or not needs_residual):
+            spare.append(first)
+        grad_x = self._images(x, spare) if needs_x else None
+        grad_weight = node.room(at, self._vector) if needs_weight else None
+        grad_bias = node.room(at + 1, self._vector) if needs_bias else None
+        grad_residual = self._images(x, spare) if needs_residual and changed else None
+        key = (
+            None if grad_x is None else grad_x.layout,
+            grad_weight and self._vector,
+            grad_bias and self._vector,
+            None if grad_residual is None else grad_residual.layout,
+            first.layout,
+            None if second is None else second.layout,
+        )
+        run = self._known.get(key) or self._prepare_backward(*key)
+        run(grad_x, grad_weight, grad_bias, grad_residual, first, x, weight, mean, inv_std, mask, second)
+        return grad_x, grad_weight, grad_bias, first if needs_residual and not changed else grad_residual
+
+    def _images(self, x: Array, spare: list[Array]) -> Array:
+        """Room for a gradient that lies like x: the next of the spare ones, if it does."""
+        return spare.pop(0) if spare and spare[0].layout is x.layout else self._kernels.new(self.y)
+
+    def _prepare_backward(self, *key: Layout | None) -> Callable[..., None]:
+        run = self._known[key] = self._kernels.prepared(
+            "batch_norm_backward", *key[:5], *self._operands, key[5], relu=self._relu
+        )
+        return run
+
+
+@lru_cache(maxsize=4096)
+def training_plan(
     kernels: Runtime,
-    x: Array,
-    weight: Array | None,
-    bias: Array | None,
-    residual: Array | None,
-    running_mean: Array | None,
-    running_var: Array | None,
+    x: Layout,
+    weight: Layout | None,
+    bias: Layout | None,
+    residual: Layout | None,
+    running_mean: Layout | None,
+    running_var: Layout | None,
     is_recorded: bool,
-    *,
     eps: float,
     momentum: float,
     relu: bool,
-) -> tuple[Array, Array, Array, Array | None]:
-    """What batch normalisation gives in training: y, mean, 1/√(variance + eps), and the mask of the ReLU for backward.
-
-    Where there is no mask although it `is_recorded`, y tells where the ReLU was open.
-    """
-    y = kernels.new(Layout.like(x.layout))
-    mean, inv_std, mask = _kept(kernels, x, residual is not None, relu and is_recorded)
-    kernels.batch_norm_train(
-        y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual,
-        eps=eps, momentum=momentum, relu=relu,
-    )  # fmt: skip
-    return y, mean, inv_std, mask
-
-
-def train_backward(
-    node: Node,
-    kernels: Runtime,
-    at: int,
-    needs_x: object,
-    grad_y: Gradient,
-    x: Array,
-    weight: Array | None,
-    mean: Array,
-    inv_std: Array,
-    mask: Array | None,
-    relu: bool,
-    dtype: DType,
-) -> tuple[Array | None, ...]:
-    """The gradients of x, weight, bias and residual as far as they are wanted; `at` is the weight's place in the inputs."""
-    first, second = grad_y.array, grad_y.second
-    changed = relu or second is not None
-    # The residual's gradient may take the place of the first part, and that of x the place of the last.
-    spare = [second] if second is not None and grad_y.second_owned else []
-    needs_residual = node.needs[at + 2]
-    if grad_y.owned and (changed or not needs_residual):
-        spare.append(first)
-    grads = _new_gradients(node, kernels, at, needs_x, x, dtype, changed=changed, spare=spare)
-    kernels.batch_norm_backward(*grads, first, x, weight, mean, inv_std, mask, second, relu=relu)
-    return _with_residual(needs_residual, grads, first)
+) -> TrainingPlan:
+    """The plan for operands of these layouts."""
+    return TrainingPlan(kernels, x, weight, bias, residual, running_mean, running_var, is_recorded, eps, momentum, relu)
 
 
 def batch_norm(
@@ -239,62 +317,21 @@ class _Room(NamedTuple):
     mask_offset: int
 
 
-_rooms: dict[tuple[Any, Layout, bool, bool], _Room] = {}
-
-
-def _kept(kernels: Runtime, x: Array, has_residual: bool, has_mask: bool) -> tuple[Array, Array, Array | None]:
-    """Room for mean, 1/√(variance + eps), and what backward must know of the ReLU."""
-    key = (kernels.table, x.layout, has_residual, has_mask)
-    room = _rooms.get(key)
-    if room is None:
-        room = _rooms[key] = _room(kernels.table, x, has_residual, has_mask)
-    storage, vector, mask = kernels.storage(room.nbytes), room.vector, room.mask
-    channels, step, dtype = vector.shape, vector.stride, vector.dtype
-    return (
-        Array(storage, channels, step, dtype, 0, vector),
-        Array(storage, channels, step, dtype, channels[0], vector),
-        None if mask is None else Array(storage, mask.shape, mask.stride, uint8, room.mask_offset, mask),
-    )
-
-
-def _room(table: Any, x: Array, has_residual: bool, has_mask: bool) -> _Room:
+def _room_for(kernels: Runtime, x: Layout, has_residual: bool, has_mask: bool) -> _Room:
     # The statistics are in float32 also for images of fewer digits.
     vector = Layout.of(x.shape[1:2], (1,), x.dtype if x.dtype.itemsize >= 4 else float32)
     nbytes = 2 * vector.nbytes
-    mask_bytes = table.batch_norm_mask_bytes(x, has_residual=has_residual) if has_mask else None
+    mask_bytes = kernels.table.batch_norm_mask_bytes(x, has_residual=has_residual) if has_mask else None
     if mask_bytes is None:
         return _Room(nbytes, vector, None, 0)
     start = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
     return _Room(start + mask_bytes, vector, Layout.of((mask_bytes,), (1,), uint8), start)
 
 
-def parameter_type(x: Array, weight: Array | None, bias: Array | None) -> DType:
+def _parameter_type(x: Layout, weight: Layout | None, bias: Layout | None) -> DType:
     """The element type that weight and bias have, and so their gradients."""
     return weight.dtype if weight is not None else x.dtype if bias is None else bias.dtype
 
 
-def _new_gradients(
-    node: Node, kernels: Runtime, at: int, needs_x: object, x: Array, dtype: DType, *, changed: bool, spare: list[Array]
-) -> tuple[Array | None, ...]:
-    """Room for the gradients. That of the residual is grad_y itself unless it is `changed` on the way.
-
-    Images may take the place of the `spare` ones.
-    """
-    needs_weight, needs_bias, needs_residual = node.needs[at : at + 3]
-    vector = Layout.of(x.shape[1:2], (1,), dtype)
-    return (
-        _images(kernels, x, spare) if needs_x else None,
-        node.room(at, vector) if needs_weight else None,
-        node.room(at + 1, vector) if needs_bias else None,
-        _images(kernels, x, spare) if needs_residual and changed else None,
-    )
-
-
-def _images(kernels: Runtime, x: Array, spare: list[Array]) -> Array:
-    if spare and spare[0].stride == x.stride and spare[0].dtype is x.dtype:
-        return spare.pop(0)
-    return kernels.new(Layout.like(x.layout))
-
-
-def _with_residual(needed: object, grads: tuple[Array | None, ...], grad_y: Array) -> tuple[Array | None, ...]:
-    return (*grads[:3], grad_y) if needed and grads[3] is None else grads
+def _layout(array: Array | None) -> Layout | None:
+    return None if array is None else array.layout

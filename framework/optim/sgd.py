@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from framework.creation import zeros_like
 from framework.device import Device
 from framework.tensor import Tensor
 from framework.vm import Array, scope
+from framework.vm.array import Layout
 from framework.vm.runtime import runtime
 from framework.vm.scope import here
 
@@ -53,16 +54,38 @@ class SGD:
         self.weight_decay = weight_decay
         self.nesterov = nesterov
         self._buffers: dict[int, Tensor] = {}
+        # The last step, where it moved all parameters at once.
+        self._last: _Last | None = None
 
     def step(self) -> None:
         """Moves every parameter that has a gradient."""
         outer = here.frame
         scope.current = (outer, "SGD.step")
         try:
-            for (device, first), moved in self._groups().items():
-                self._update(device, first, moved)
+            if not self._repeat():
+                for (device, first), moved in self._groups().items():
+                    self._update(device, first, moved)
         finally:
             scope.current = outer
+
+    def _repeat(self) -> bool:
+        """The step where all lies as it did in the last one, so that what was looked at then need not be again."""
+        last = self._last
+        if last is None or last.has_momentum != bool(self.momentum):
+            return False
+        try:
+            grads = [parameter.grad.array for parameter in self.params]  # type: ignore[union-attr]
+        except AttributeError:  # one has none
+            return False
+        parameters = [parameter.array for parameter in self.params]
+        if (
+            [array.layout for array in parameters] != last.layouts
+            or [array.layout for array in grads] != last.grad_layouts
+            or {array.storage.device for array in (*parameters, *grads)} != {last.device}
+        ):
+            return False
+        self._move(last.device, range(len(parameters)), tuple(parameters), tuple(grads), first=False)
+        return True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients, or fills them with 0 in place."""
@@ -86,6 +109,7 @@ class SGD:
                 raise ValueError(f"the momentum buffer of parameter {index} does not fit this optimizer's parameters")
         for name in _SETTINGS:
             setattr(self, name, state["settings"][name])
+        self._last = None
         self._buffers = {
             index: buffer.to(self.params[index].device).to(self.params[index].dtype).clone()
             for index, buffer in state["buffers"].items()
@@ -111,10 +135,20 @@ class SGD:
     def _update(self, device: Device, first: bool, moved: list[int]) -> None:
         if first:
             self._buffers.update({index: zeros_like(self.params[index]) for index in moved})
+        parameters = tuple([self.params[index].array for index in moved])
+        grads = tuple([self.params[index].grad.array for index in moved])  # type: ignore[union-attr] # _groups() has looked
+        self._last = None
+        if len(moved) == len(self.params):
+            self._last = _Last(
+                device, bool(self.momentum), [array.layout for array in parameters], [array.layout for array in grads]
+            )
+        self._move(device, moved, parameters, grads, first=first)
+
+    def _move(self, device: Device, moved: Sequence[int], parameters: Arrays, grads: Arrays, *, first: bool) -> None:
         runtime(device).sgd_step(
-            tuple([self.params[index].array for index in moved]),
+            parameters,
             tuple([self._buffers[index].array for index in moved]) if self.momentum else None,
-            tuple([self.params[index].grad.array for index in moved]),
+            grads,
             lr=self.lr,
             momentum=self.momentum,
             dampening=self.dampening,
@@ -122,6 +156,18 @@ class SGD:
             nesterov=self.nesterov,
             first=first,
         )
+
+
+Arrays = tuple[Array, ...]
+
+
+class _Last(NamedTuple):
+    """A step that moved all parameters: how they and their gradients lay."""
+
+    device: Device
+    has_momentum: bool
+    layouts: list[Layout]
+    grad_layouts: list[Layout]
 
 
 def _misfit(index: int, what: str, own: Array, held: Array) -> ValueError:

@@ -46,6 +46,8 @@ class CachingAllocator:
         # As the peak, but never reset.
         self._most_allocated = 0
         self._segments: set[Segment] = set()
+        # All blocks by address: heaps compare numbers faster than anything else.
+        self._at: dict[int, Block] = {}
         self._small: dict[int, Siblings] = {}
         # Large blocks kept as they are, by the bytes that were asked for.
         self._kept: dict[int, Siblings] = {_APART: []}
@@ -72,7 +74,7 @@ class CachingAllocator:
                 self._collect()
             ready = self._ready.get(nbytes)
             if ready:
-                block = heappop(ready)[1]
+                block = self._at[heappop(ready)]
             else:
                 block = self._take(nbytes) or self._take_at_any_price(nbytes)
             # As `_taken`, which costs a call for every block.
@@ -217,12 +219,12 @@ class CachingAllocator:
                 return None
             previous = None
             for offset in range(0, _SMALL_SEGMENT_BYTES - size + 1, size):
-                block = Block(segment, offset, size, free)
+                block = self._block(segment, offset, size, free)
                 link(previous, block)
                 segment.first = segment.first or block
-                free.append(block.entry)
+                free.append(block.ptr)
                 previous = block
-        return heappop(free)[1]
+        return self._at[heappop(free)]
 
     def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
@@ -239,7 +241,7 @@ class CachingAllocator:
             return None
         block.free = False
         if block.nbytes - size > SMALL_BYTES:
-            rest = Block(block.segment, block.offset + size, block.nbytes - size)
+            rest = self._block(block.segment, block.offset + size, block.nbytes - size)
             block.nbytes = size
             link(rest, block.next)
             link(block, rest)
@@ -259,8 +261,13 @@ class CachingAllocator:
         segment = self._reserve(nbytes)
         if segment is None:
             return None
-        segment.first = Block(segment, 0, nbytes)
+        segment.first = self._block(segment, 0, nbytes)
         return segment.first
+
+    def _block(self, segment: Segment, offset: int, nbytes: int, siblings: Siblings | None = None) -> Block:
+        block = Block(segment, offset, nbytes, siblings)
+        self._at[block.ptr] = block
+        return block
 
     def _reserve(self, nbytes: int) -> Segment | None:
         """A new segment, None where the limit or the source refuses."""
@@ -286,7 +293,7 @@ class CachingAllocator:
                 # As `_free`, which costs a call for every block.
                 self._allocated -= block.nbytes
                 block.in_use = False
-                heappush(block.siblings, block.entry)
+                heappush(block.siblings, block.ptr)
             else:
                 self._waiting.append((block, uses))
         if self._waiting:
@@ -313,13 +320,13 @@ class CachingAllocator:
     def _free(self, block: Block) -> None:
         self._allocated -= block.nbytes
         block.in_use = False
-        heappush(block.siblings, block.entry)
+        heappush(block.siblings, block.ptr)
 
     def _join_kept(self) -> None:
         """Makes the large blocks that were kept free ones, to be cut anew."""
         for kept in self._kept.values():
-            for _, block in kept:
-                self._join(block)
+            for ptr in kept:
+                self._join(self._at[ptr])
             kept.clear()
 
     def _join(self, block: Block) -> None:
@@ -327,10 +334,12 @@ class CachingAllocator:
         following, previous = block.next, block.previous
         if following is not None and following.free:
             self._forget(following)
+            del self._at[following.ptr]
             block.nbytes += following.nbytes
             link(block, following.next)
         if previous is not None and previous.free:
             self._forget(previous)
+            del self._at[block.ptr]
             previous.nbytes += block.nbytes
             link(previous, block.next)
             block = previous
@@ -345,10 +354,12 @@ class CachingAllocator:
             first: Block = segment.first  # type: ignore[assignment]
             if first.is_small:
                 # The same list stays in use: the blocks of other segments know it.
-                first.siblings[:] = [entry for entry in first.siblings if entry[1].segment is not segment]
+                first.siblings[:] = [ptr for ptr in first.siblings if self._at[ptr].segment is not segment]
                 heapify(first.siblings)
             else:
                 self._forget(first)
+            for block in segment.blocks():
+                del self._at[block.ptr]
             self._segments.remove(segment)
             self._reserved -= segment.nbytes
             self.source.release(segment.memory)

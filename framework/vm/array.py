@@ -43,13 +43,14 @@ class Layout:
     layouts, without looking at all the numbers in them.
     """
 
-    __slots__ = ("dtype", "nbytes", "shape", "stride")
+    __slots__ = ("dtype", "nbytes", "shape", "size", "stride")
 
     def __init__(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: DType) -> None:
         self.shape = shape
         self.stride = stride
         self.dtype = dtype
-        self.nbytes = prod(shape) * dtype.itemsize
+        self.size = prod(shape)
+        self.nbytes = self.size * dtype.itemsize
 
     @staticmethod
     @lru_cache(maxsize=8192)
@@ -62,6 +63,11 @@ class Layout:
     def like(layout: Layout) -> Layout:
         """That of a new dense array with the same shape and type and the same order of dimensions in memory."""
         return Layout.of(layout.shape, dense_stride_like(layout.shape, layout.stride), layout.dtype)
+
+    @property
+    def is_channels_last(self) -> bool:
+        """Whether it is `[N, C, H, W]` lying densely NHWC in memory."""
+        return len(self.shape) == 4 and _is_dense_as(self.shape, self.stride, channels_last_stride(self.shape))
 
     def __repr__(self) -> str:
         return f"Layout(shape={self.shape}, stride={self.stride}, {self.dtype.name})"
@@ -124,7 +130,7 @@ class Array:
     @property
     def size(self) -> int:
         """The number of elements."""
-        return prod(self.shape)
+        return self.layout.size
 
     @property
     def nbytes(self) -> int:
@@ -139,7 +145,7 @@ class Array:
     @property
     def is_channels_last(self) -> bool:
         """Whether it is `[N, C, H, W]` lying densely NHWC in memory."""
-        return len(self.shape) == 4 and _is_dense_as(self.shape, self.stride, channels_last_stride(self.shape))
+        return self.layout.is_channels_last
 
     def view(self, shape: tuple[int, ...], stride: tuple[int, ...], offset: int = 0) -> Array:
         """The same memory under another shape; `offset` counts elements from this array's first."""

@@ -42,8 +42,8 @@ class Source(Protocol):
         ...
 
 
-# A heap of free blocks that are alike, by address.
-Siblings = list[tuple[int, "Block"]]
+# A heap of the addresses of free blocks that are alike.
+Siblings = list[int]
 
 
 class Segment:
@@ -69,11 +69,11 @@ class Block:
 
     `siblings` is the heap it goes back to: that of the free small blocks of its size, or that of the large blocks
     kept for the next request like the one it served last. `is_small` says which. `free` says of a large one that it is
-    ready to be cut and joined with its neighbours, which one that is kept is not. `entry` is what the heap holds.
+    ready to be cut and joined with its neighbours, which one that is kept is not.
     """
 
     __slots__ = (
-        "entry", "free", "in_use", "is_small", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings",
+        "free", "in_use", "is_small", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings",
     )  # fmt: skip
 
     def __init__(self, segment: Segment, offset: int, nbytes: int, siblings: Siblings | None = None) -> None:
@@ -81,7 +81,6 @@ class Block:
         self.offset = offset
         self.nbytes = nbytes
         self.ptr = segment.memory.ptr + offset
-        self.entry = (self.ptr, self)
         self.is_small = siblings is not None
         self.siblings: Siblings = [] if siblings is None else siblings
         self.free = not self.is_small

@@ -6,25 +6,20 @@ which costs next to nothing, and the many instructions of the first stream cost 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from framework.vm.array import Array
 from framework.vm.stream import Mark, Stream
 from framework.vm.uses import Uses
 
-if TYPE_CHECKING:
-    from framework.vm.instruction import Instruction
 
-
-def wait(instruction: Instruction, stream: Stream) -> None:
-    """Makes `stream` wait for what `instruction` depends on, apart from the device's first stream.
+def wait(reads: list[Array], writes: list[Array], stream: Stream) -> None:
+    """Makes `stream` wait for what an instruction of these operands depends on, apart from the device's first stream.
 
     A write waits for the last write and all reads since, a read for the last write. Work of the same stream
     needs no wait: it runs in order.
     """
-    for array in instruction.reads:
+    for array in reads:
         wait_to_read(array, stream)
-    for array in instruction.writes:
+    for array in writes:
         uses = array.storage.uses
         if uses is not None:
             for mark in uses.marks():
@@ -38,11 +33,11 @@ def wait_to_read(array: Array, stream: Stream) -> None:
         stream.wait(uses.write)
 
 
-def note(instruction: Instruction, mark: Mark) -> None:
-    """Records that `instruction`, issued at `mark`, used its operands."""
-    for array in instruction.reads:
+def note(reads: list[Array], writes: list[Array], mark: Mark) -> None:
+    """Records that the instruction issued at `mark` used its operands."""
+    for array in reads:
         _uses(array).reads[mark.stream] = mark
-    for array in instruction.writes:
+    for array in writes:
         uses = _uses(array)
         uses.write = mark
         uses.reads.clear()

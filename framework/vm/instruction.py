@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from framework.kernels.table import Kernel
 from framework.vm import scope
-from framework.vm.array import Array
+from framework.vm.array import Array, Layout
 
 
 class Instruction:
@@ -39,8 +40,17 @@ class Instruction:
         self.kernel(*self.operands, **self.attributes)
 
     def __repr__(self) -> str:
-        where = scope.path(self.scope)
-        return f"{self.kernel.__name__}({_words(self.operands)})" + (f" in {where}" if where else "")
+        return self.words()()
+
+    def words(self) -> Callable[[], str]:
+        """What tells its kernel, its operands and where it was made, without holding the operands' memory."""
+        name, operands, frame = self.kernel.__name__, _layouts(self.operands), self.scope
+
+        def tell() -> str:
+            where = scope.path(frame)
+            return f"{name}({_words(operands)})" + (f" in {where}" if where else "")
+
+        return tell
 
 
 def _arrays(operands: tuple) -> list[Array]:
@@ -53,10 +63,14 @@ def _arrays(operands: tuple) -> list[Array]:
     return found
 
 
+def _layouts(operands: tuple) -> tuple:
+    return tuple([a.layout if isinstance(a, Array) else _layouts(a) if isinstance(a, tuple) else a for a in operands])
+
+
 def _words(operands: tuple) -> str:
     return ", ".join(
         f"{a.dtype.name}{list(a.shape)}"
-        if isinstance(a, Array)
+        if isinstance(a, Layout)
         else f"({_words(a)})"
         if isinstance(a, tuple)
         else repr(a)

@@ -101,6 +101,32 @@ class Machine:
 
         return issue_kernel
 
+    def issuing_prepared(
+        self, kernel: Kernel, attributes: dict[str, Any], run: Callable[..., None]
+    ) -> Callable[..., None]:
+        """As `issuing`, for calls with these attributes, where `run` does with the operands what the kernel does."""
+        outputs = kernel.outputs
+
+        def issue_kernel(*operands: Array | None) -> None:
+            if not self._plain and self._is_more(operands, outputs):
+                self.issue(Instruction(kernel, operands, attributes))
+                return
+            for operand in operands[:outputs]:
+                if operand is not None:
+                    operand.storage.version += 1
+            run(*operands)
+
+        return issue_kernel
+
+    def _is_more(self, operands: tuple[Array | None, ...], outputs: int) -> bool:
+        """Whether there is more to do for an instruction than to run it, although not all is plain now."""
+        if self._observers or self._redirections:
+            return True
+        for operand in operands:
+            if operand is not None and operand.storage.uses is not None:
+                return _must_wait(operands, outputs)
+        return False
+
     def settle(self, array: Array) -> None:
         """Lets the first stream of the array's device wait for all other use of it: before the host takes it in hand."""
         uses = array.storage.uses
@@ -116,7 +142,8 @@ class Machine:
         """Lets the first stream of the mark's device wait for `mark`. Raises what failed there, where that is known."""
         first = self._firsts[mark.stream.device]
         first.wait(mark)
-        self._note_joined(first)
+        if mark.stream.joined < mark.sequence:
+            self._note_joined(first)
 
     def lend(self, array: Array) -> Array:
         """Notes that working memory is used by the instruction that is just being issued; returns it."""
@@ -170,26 +197,27 @@ class Machine:
         run = instruction.run
         for observer in self._observers:
             run = _bind(observer, instruction, run)
-        arrays = instruction.writes or instruction.reads
+        writes, reads = instruction.writes, instruction.reads
+        arrays = writes or reads
         first = self._firsts[stream.device if stream is not None and not arrays else arrays[0].storage.device]
         if stream is None or stream is first or self.keeps_to_first:
             if self._outstanding:
-                dependence.wait(instruction, first)
-                for array in instruction.writes:
+                dependence.wait(reads, writes, first)
+                for array in writes:
                     # From now on whoever follows the first stream follows all others that used it.
                     array.storage.uses = None
                 self._note_joined(first)
             first.run(run, instruction)
             return
         stream.wait(Mark(first, _NEWEST))
-        dependence.wait(instruction, stream)
+        dependence.wait(reads, writes, stream)
         stream.sequence += 1
         self._launching = mark = stream.mark()
         try:
             stream.run(run, instruction)
         finally:
             self._launching = None
-        dependence.note(instruction, mark)
+        dependence.note(reads, writes, mark)
         self._outstanding = True
         self._plain = False
 

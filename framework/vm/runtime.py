@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,18 @@ class Runtime:
     def __getattr__(self, name: str) -> Any:
         # Only reached for what __init__ did not set.
         raise AttributeError(f"{self.device} has no kernel called {name!r}")
+
+    def prepared(self, name: str, *layouts: Layout | None, **attributes: Any) -> Callable[..., None]:
+        """The kernel of that name for operands of these layouts (None for one that is left out) and these attributes.
+
+        It takes the operands alone. What depends on layouts is done now, so that a call costs less than by `name`.
+        """
+        kernel = self.table.kernels[name]
+        run = partial(kernel, **attributes)
+        prepare = getattr(kernel, "prepare", None)
+        if prepare is not None:
+            run = prepare(self.device, *layouts, **attributes)
+        return machine.issuing_prepared(kernel, attributes, run)
 
     def open_stream(self, name: str) -> Stream:
         """A stream beside the compute stream, urgent where the device knows urgency: on the CPU a thread of its own."""

@@ -18,13 +18,17 @@ def table() -> Table:
         linear,
         loss,
         normalization,
+        normalization_backward,
         optimizer,
         pooling,
         random,
         reduction,
     )
 
-    modules = (convolution, elementwise, linear, loss, normalization, optimizer, pooling, random, reduction)
+    modules = (
+        convolution, elementwise, linear, loss, normalization, normalization_backward, optimizer, pooling, random,
+        reduction,
+    )  # fmt: skip
     return Table(
         "cuda",
         {

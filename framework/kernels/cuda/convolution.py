@@ -6,13 +6,15 @@ set of shapes, strides and settings.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from framework import backends
+from framework.device import Device
 from framework.kernels.cuda import cudnn, elementwise, plans, reduction, space_to_depth
 from framework.kernels.table import kernel
 from framework.vm import scratch
-from framework.vm.array import Array, channels_last_stride
+from framework.vm.array import Array, Layout, channels_last_stride
 
 Pair = tuple[int, int]
 
@@ -26,7 +28,44 @@ class Geometry(NamedTuple):
     groups: int
 
 
-@kernel(outputs=1)
+def _prepare_forward(
+    device: Device, y: Layout, x: Layout, weight: Layout, bias: Layout | None, **attributes: Any
+) -> Callable[..., None]:
+    run = _prepare(plans.FORWARD, device, x, weight, y, Geometry(**attributes))
+
+    def forward(y: Array, x: Array, weight: Array, bias: Array | None) -> None:
+        run(x, weight, y)
+        if bias is not None:
+            elementwise.add(y, y, bias.view((1, bias.shape[0], 1, 1), (0, bias.stride[0], 0, 0)))
+
+    return forward
+
+
+def _prepare_backward_input(
+    device: Device, grad_x: Layout, grad_y: Layout, weight: Layout, **attributes: Any
+) -> Callable[..., None]:
+    run = _prepare(plans.BACKWARD_INPUT, device, grad_x, weight, grad_y, Geometry(**attributes))
+
+    def backward_input(grad_x: Array, grad_y: Array, weight: Array) -> None:
+        run(grad_x, weight, grad_y)
+
+    return backward_input
+
+
+def _prepare_backward_weight(
+    device: Device, grad_weight: Layout, grad_bias: Layout | None, grad_y: Layout, x: Layout, **attributes: Any
+) -> Callable[..., None]:
+    run = _prepare(plans.BACKWARD_WEIGHT, device, x, grad_weight, grad_y, Geometry(**attributes))
+
+    def backward_weight(grad_weight: Array, grad_bias: Array | None, grad_y: Array, x: Array) -> None:
+        run(x, grad_weight, grad_y)
+        if grad_bias is not None:
+            reduction.sum(grad_bias, grad_y, axes=(0, 2, 3), keepdims=False)
+
+    return backward_weight
+
+
+@kernel(outputs=1, prepare=_prepare_forward)
 def conv2d(
     y: Array,
     x: Array,
@@ -39,12 +78,14 @@ def conv2d(
     groups: int,
 ) -> None:
     """y = x convolved with weight, plus bias."""
-    _run(plans.FORWARD, x, weight, y, stride, padding, dilation, groups)
-    if bias is not None:
-        elementwise.add(y, y, bias.view((1, bias.shape[0], 1, 1), (0, bias.stride[0], 0, 0)))
+    run = _prepare_forward(
+        x.storage.device, y.layout, x.layout, weight.layout, None if bias is None else bias.layout,
+        stride=stride, padding=padding, dilation=dilation, groups=groups,
+    )  # fmt: skip
+    run(y, x, weight, bias)
 
 
-@kernel(outputs=1)
+@kernel(outputs=1, prepare=_prepare_backward_input)
 def conv2d_backward_input(
     grad_x: Array,
     grad_y: Array,
@@ -56,10 +97,10 @@ def conv2d_backward_input(
     groups: int,
 ) -> None:
     """grad_x: the gradient of conv2d's input, its transpose applied to grad_y."""
-    _run(plans.BACKWARD_INPUT, grad_x, weight, grad_y, stride, padding, dilation, groups)
+    _run(plans.BACKWARD_INPUT, grad_x, weight, grad_y, Geometry(stride, padding, dilation, groups))
 
 
-@kernel(outputs=2)
+@kernel(outputs=2, prepare=_prepare_backward_weight)
 def conv2d_backward_weight(
     grad_weight: Array,
     grad_bias: Array | None,
@@ -72,43 +113,62 @@ def conv2d_backward_weight(
     groups: int,
 ) -> None:
     """Gradients of conv2d's weight and bias."""
-    _run(plans.BACKWARD_WEIGHT, x, grad_weight, grad_y, stride, padding, dilation, groups)
-    if grad_bias is not None:
-        reduction.sum(grad_bias, grad_y, axes=(0, 2, 3), keepdims=False)
+    run = _prepare_backward_weight(
+        x.storage.device, grad_weight.layout, None if grad_bias is None else grad_bias.layout, grad_y.layout, x.layout,
+        stride=stride, padding=padding, dilation=dilation, groups=groups,
+    )  # fmt: skip
+    run(grad_weight, grad_bias, grad_y, x)
 
 
-# What cuDNN runs where it takes the operands as they lie, and the choice for operands that all lie NHWC.
-_direct: dict[tuple, cudnn.Plan] = {}
+# What cuDNN runs under some settings where it takes the operands as they lie, and the choice for operands that all lie NHWC.
+_direct: dict[tuple, dict[tuple, cudnn.Plan]] = {}
 _choices: dict[tuple, plans.Choice] = {}
 
 
-def _run(
-    kind: str, x: Array, weight: Array, y: Array, stride: Pair, padding: Pair, dilation: Pair, groups: int
-) -> None:
-    """Runs a convolution of one kind; which of the operands is the output depends on it."""
+def forget() -> None:
+    """Lets every convolution be as it is met first, but for the choice of its algorithm."""
+    for known in _direct.values():
+        known.clear()
+
+
+def _prepare(
+    kind: str, device: Device, x: Layout, weight: Layout, y: Layout, geometry: Geometry
+) -> Callable[[Array, Array, Array], None]:
+    """What runs a convolution of one kind on x, weight and y of these layouts; which is the output depends on the kind."""
     settings = backends.cudnn
-    key = (
-        kind, x.layout, weight.layout, y.layout, stride, padding, dilation, groups, x.storage.device,
-        settings.allow_tf32, settings.workspace_bytes, settings.timed_plans, backends.deterministic,
-    )  # fmt: skip
-    plan = _direct.get(key)
-    at_x, at_weight, at_y = x.ptr, weight.ptr, y.ptr
-    if plan is not None and not (at_x | at_weight | at_y) & 15:
-        plan.run(at_x, at_weight, at_y)
-    else:
-        _run_slowly(kind, x, weight, y, Geometry(stride, padding, dilation, groups), key)
+    direct = _direct.setdefault((kind, device, x, weight, y, geometry), {})
+
+    def run(x: Array, weight: Array, y: Array) -> None:
+        key = (settings.allow_tf32, settings.workspace_bytes, settings.timed_plans, backends.deterministic)
+        plan = direct.get(key)
+        at_x, at_weight, at_y = x.ptr, weight.ptr, y.ptr
+        if plan is not None and not (at_x | at_weight | at_y) & 15:
+            plan.run(at_x, at_weight, at_y)
+            return
+        plan = _run_slowly(kind, x, weight, y, geometry)
+        if plan is not None:
+            direct[key] = plan
+
+    return run
 
 
-def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry, key: tuple) -> None:
-    """Everything but the usual case: the first call, empty operands, other layouts, and a batch cut into pieces."""
+def _run(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> None:
+    _prepare(kind, x.storage.device, x.layout, weight.layout, y.layout, geometry)(x, weight, y)
+
+
+def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> cudnn.Plan | None:
+    """Everything but the usual case: the first call, empty operands, other layouts, and a batch cut into pieces.
+
+    Returns the plan that is enough from now on, where one is.
+    """
     output = {plans.FORWARD: y, plans.BACKWARD_INPUT: x, plans.BACKWARD_WEIGHT: weight}[kind]
     if 0 in (x.size, weight.size, y.size):
         if output.size:
             elementwise.fill(output, value=0)
-        return
+        return None
     if kind != plans.BACKWARD_INPUT and space_to_depth.applies(x, weight, geometry):
         _run_folded(kind, x, weight, y, geometry)
-        return
+        return None
     given = (x, weight, y)
     used_x, used_weight, used_y = (
         array if _fits(array) else _nhwc_copy(array, filled=array is not output) for array in given
@@ -120,9 +180,10 @@ def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry
     for array, used in copied:
         if array is output:
             elementwise.copy(array, used)
-    if not copied and choice.pieces == 1:
-        choice.plan.learn(x.ptr, weight.ptr, y.ptr)
-        _direct[key] = choice.plan
+    if copied or choice.pieces > 1:
+        return None
+    choice.plan.learn(x.ptr, weight.ptr, y.ptr)
+    return choice.plan
 
 
 def _run_folded(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> None:
@@ -130,10 +191,10 @@ def _run_folded(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry
     fold = space_to_depth.Fold.of(x.shape, weight.shape, y.shape, geometry, x.dtype)
     images = fold.images(x)
     if kind == plans.FORWARD:
-        _run(kind, images, fold.weights(weight), y, *fold.geometry)
+        _run(kind, images, fold.weights(weight), y, Geometry(*fold.geometry))
     else:
         weights = fold.empty_weights(weight.storage.device)
-        _run(kind, images, weights, y, *fold.geometry)
+        _run(kind, images, weights, y, Geometry(*fold.geometry))
         fold.unfold_weights(weight, weights)
 
 

@@ -143,7 +143,7 @@ class Handle:
 class Plan:
     """A convolution's algorithm on one device, ready to run: operands are images x, weights and images y."""
 
-    __slots__ = ("_descriptor", "_execute", "_launches", "_packs", "_pointer", "handle", "workspace_bytes")
+    __slots__ = ("_descriptor", "_execute", "_launches", "_packs", "_pointer", "_shared", "handle", "workspace_bytes")
 
     def __init__(self, handle: Handle, descriptor: Descriptor) -> None:
         self.handle = handle
@@ -154,6 +154,8 @@ class Plan:
         self.workspace_bytes = int(descriptor.get(402, INT64)[0])
         self._packs: dict[launches.Addresses, ctypes.c_void_p] = {}
         self._launches: launches.Launches | None = None
+        # Where the scratch memory lies that it shares with other plans, by stream.
+        self._shared: dict[int, int] = {}
 
     @classmethod
     def of_config(cls, handle: Handle, config: Descriptor) -> Plan:
@@ -172,20 +174,25 @@ class Plan:
 
     def run(self, x: int, weight: int, y: int) -> None:
         """Runs it on the operands at these addresses, with scratch memory of its own."""
-        handle = self.handle
-        stream = cuda.stream_pointer(handle.device)
-        room, address = None, 0
-        if self.workspace_bytes > _SHARED_WORKSPACE_BYTES:
-            # Few sizes: then what one plan gives back serves the next.
-            room = scratch(handle.device, 1 << (self.workspace_bytes - 1).bit_length())
-            address = room.ptr
-        elif self.workspace_bytes:
-            address = handle.shared_workspace(stream)
+        stream = cuda.stream_pointer(self.handle.device)
+        address = self._shared.get(stream)
+        if address is None:
+            # Held until it has run.
+            address, _room = self._scratch(stream)
         direct = self._launches
         if direct is not None and not (x | weight | y) % launches.ALIGNMENT:
             direct.run(stream, x, weight, y, address)
         else:
             self._run_by_cudnn(stream, (x, weight, y, address))
+
+    def _scratch(self, stream: int) -> tuple[int, Array | None]:
+        """The address of scratch memory, and what to hold while it is in use."""
+        if self.workspace_bytes > _SHARED_WORKSPACE_BYTES:
+            # Few sizes: then what one plan gives back serves the next.
+            room = scratch(self.handle.device, 1 << (self.workspace_bytes - 1).bit_length())
+            return room.ptr, room
+        address = self._shared[stream] = self.handle.shared_workspace(stream) if self.workspace_bytes else 0
+        return address, None
 
     def learn(self, x: int, weight: int, y: int) -> None:
         """Looks at what it launches, if it is plain, so that `run` need not ask cuDNN. It must have run before.

@@ -28,6 +28,8 @@ Addresses = tuple[int, int, int, int]
 ALIGNMENT = 512
 _MOVES = ((3 << 20, 7 << 20, 13 << 20, 29 << 20), tuple([factor * ALIGNMENT for factor in (5, 17, 41, 97)]))
 _FARTHEST = 1 << 40
+# Sets of addresses whose calls are kept, for each plan; a set takes a few KiB on the host.
+_MOST_KNOWN = 32
 
 
 class Place(NamedTuple):
@@ -113,15 +115,49 @@ def _holds_other_memory(nodes: Sequence[Node], found: Sequence[Place]) -> bool:
 
 
 class Launches:
-    """Kernels and fills to launch one after the other, once it is said where the operands lie."""
+    """Kernels and fills to launch one after the other, once it is said where the operands lie.
+
+    Several layers share a plan, and a loop's steps repeat their addresses: for each set of these the calls are kept.
+    """
+
+    def __init__(self, nodes: Sequence[Node], found: Sequence[Place]) -> None:
+        self._nodes = nodes
+        self._found = found
+        # A launch from another thread must not change a parameter before the driver has read it.
+        self._lock = threading.Lock()
+        self._known: dict[tuple[int, ...], _Calls] = {}
+
+    def run(self, stream: int, x: int, weight: int, y: int, workspace: int) -> None:
+        """Launches all on `stream`, with the operands at these addresses."""
+        at = (x, weight, y, workspace, stream)
+        # A `with` would cost as much again as what is done in it.
+        self._lock.acquire()
+        try:
+            for function, arguments in (self._known.get(at) or self._new(at)).calls:
+                status = function(*arguments)
+                if status:
+                    raise cuda.translated(RuntimeError(f"the driver's error {status}"), "launching a convolution")
+        finally:
+            self._lock.release()
+
+    def _new(self, at: tuple[int, ...]) -> _Calls:
+        """The calls for addresses that are not known: new ones, or the oldest moved there."""
+        if len(self._known) < _MOST_KNOWN:
+            calls = _Calls(self._nodes, self._found)
+        else:
+            calls = self._known.pop(next(iter(self._known)))
+        calls.move(at)
+        self._known[at] = calls
+        return calls
+
+
+class _Calls:
+    """What to call, as pairs of function and arguments, with parameters that can be moved to other addresses."""
 
     def __init__(self, nodes: Sequence[Node], found: Sequence[Place]) -> None:
         driver = recording.driver()
-        # A launch from another thread must not change a parameter before the driver has read it.
-        self._lock = threading.Lock()
-        self._at: tuple[int, ...] = ()
+        self.calls: list[tuple[Any, tuple]] = []
         self._streams: list[Any] = []
-        self._calls: list[tuple[Any, tuple]] = []
         held: dict[tuple[int, int], Any] = {}
         for i, node in enumerate(nodes):
             buffers = [ctypes.create_string_buffer(parameter, len(parameter)) for parameter in node.parameters]
@@ -131,13 +167,13 @@ class Launches:
                 width, value, count = node.fixed
                 target = ctypes.c_uint64.from_buffer(buffers[0])
                 fill = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMemsetD32Async}[width]
-                self._calls.append((fill, (target, ctypes.c_uint(value), ctypes.c_size_t(count), stream)))
+                self.calls.append((fill, (target, ctypes.c_uint(value), ctypes.c_size_t(count), stream)))
                 self._streams.append(stream)
             else:
                 config = _Config.of(node.fixed)
                 pointers = (ctypes.c_void_p * len(buffers))(*[ctypes.addressof(buffer) for buffer in buffers])
                 arguments = (ctypes.byref(config), ctypes.c_void_p(node.function), pointers, None)
-                self._calls.append((driver.cuLaunchKernelEx, arguments))
+                self.calls.append((driver.cuLaunchKernelEx, arguments))
                 self._streams.append(config)
         # The buffers, whose addresses the calls hold, and what is written to them.
         self._writes = [
@@ -146,24 +182,8 @@ class Launches:
         ]
         self._held = held
 
-    def run(self, stream: int, x: int, weight: int, y: int, workspace: int) -> None:
-        """Launches all on `stream`, with the operands at these addresses."""
-        at = (x, weight, y, workspace, stream)
-        # A `with` would cost as much again as what is done in it.
-        self._lock.acquire()
-        try:
-            if at != self._at:
-                self._move(at)
-            for function, arguments in self._calls:
-                status = function(*arguments)
-                if status:
-                    raise cuda.translated(RuntimeError(f"the driver's error {status}"), "launching a convolution")
-        finally:
-            self._lock.release()
-
-    def _move(self, at: tuple[int, ...]) -> None:
-        # Unknown, should this be interrupted.
-        self._at = ()
+    def move(self, at: tuple[int, ...]) -> None:
+        """Lets them be for operands and a stream at these addresses."""
         for word, operand, distance in self._writes:
             word.value = at[operand] + distance
         for held in self._streams:
@@ -171,7 +191,6 @@ class Launches:
                 held.stream = at[4]
             else:
                 held.value = at[4]
-        self._at = at
 
 
 class _Attribute(ctypes.Structure):

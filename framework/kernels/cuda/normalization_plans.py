@@ -59,7 +59,10 @@ def train(
     residual: Layout | None,
     *vectors: Layout | None,
 ) -> Run | None:
-    """The launch of batch_norm_train, None for operands that are not dense."""
+    """The launch of batch_norm_train, None for operands that are not dense.
+
+    `kept` is where each channel's figures go that backward has the ReLU's input from; 0 where they are not wanted.
+    """
     if not _are_dense((y, x, residual), vectors):
         return None
     if x.shape[1] == 0:
@@ -67,25 +70,17 @@ def train(
     spread = _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned)
     has_residual = residual is not None
     name = _apply_name(relu, has_residual, has_mask)
-    recomputes = has_mask and not has_residual
     small = spread.small(device, name, "11Q2d", "")
     if small is not None:
-
-        def run_small(on, y, mask, running_mean, running_var, mean, inv_std, x, residual, weight, bias, eps, momentum):
-            small(
-                on, y, mask, running_mean, running_var, mean, inv_std, mask if recomputes else 0, x, residual, weight,
-                bias, eps, momentum,
-            )  # fmt: skip
-
-        return run_small
+        return small
     statistics = spread.reduce(device, "statistics", "10Q2d", "")
     apply = spread.apply(device, name, "5Q")
     room, parts_bytes = spread.room, spread.parts_bytes
 
-    def run(on, y, mask, running_mean, running_var, mean, inv_std, x, residual, weight, bias, eps, momentum):
+    def run(on, y, mask, running_mean, running_var, mean, inv_std, kept, x, residual, weight, bias, eps, momentum):
         counters = launch.workspace(device, on, room)
         parts = counters + launch.COUNTER_BYTES
-        coefficients = mask if recomputes else parts + parts_bytes
+        coefficients = kept or parts + parts_bytes
         statistics(
             on, x, weight, bias, running_mean, running_var, mean, inv_std, coefficients, parts, counters, eps, momentum
         )

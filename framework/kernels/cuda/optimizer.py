@@ -40,9 +40,10 @@ def sgd_step(
     buffers = None if momentum_buffers is None else group(momentum_buffers)
     flags = _HAS_BUFFER * (buffers is not None) | _IS_FIRST * bool(first) | _NESTEROV * bool(nesterov)
     numbers = (lr, momentum, 1 - dampening, weight_decay, flags)
-    types = {parameter.dtype for parameter in parameters}
+    layouts = tuple([parameter.layout for parameter in parameters])
+    types = _types(layouts)
     if len(types) == 1 and len(parameters) <= _CAPACITIES[-1]:
-        _step(types.pop(), list(parameters), None if buffers is None else list(buffers), list(grads), numbers)
+        _step(types[0], list(parameters), None if buffers is None else list(buffers), list(grads), numbers)
         return
     for dtype in types:
         own = [i for i, parameter in enumerate(parameters) if parameter.dtype is dtype]
@@ -50,6 +51,11 @@ def sgd_step(
             some = own[start : start + _CAPACITIES[-1]]
             taken = [None if arrays is None else [arrays[i] for i in some] for arrays in (parameters, buffers, grads)]
             _step(dtype, taken[0] or [], taken[1], taken[2] or [], numbers)
+
+
+@lru_cache(maxsize=64)
+def _types(layouts: tuple[Layout, ...]) -> list[DType]:
+    return list({layout.dtype for layout in layouts})
 
 
 def _step(

@@ -15,7 +15,7 @@ from framework.vm.runtime import runtime
 _ALIGNMENT_BYTES = 128
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Slot:
     """One parameter's place in a bucket: its gradient, and one element that says whether a rank has a gradient for it."""
 

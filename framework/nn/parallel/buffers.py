@@ -26,7 +26,7 @@ class FlatBuffers:
 
     def broadcast(self, src: int, group: distributed.Group) -> None:
         """Replaces the buffers of all ranks by those of rank `src` (its number in the world)."""
-        if any(buffer.array.storage is not home for buffer, home in zip(self._buffers, self._homes, strict=True)):
+        if [buffer.array.storage for buffer in self._buffers] != self._homes:
             self._move()  # the module was converted or moved since
         works = [distributed.broadcast(Tensor(flat), src, group, async_op=True) for flat in self._flats]
         for work in works:

@@ -153,6 +153,11 @@ class DistributedDataParallel(Module):
         self.reducer.close()
         self._make_reducer()
 
-    def _read_kinds(self) -> list[tuple[Any, ...]]:
+    def _read_kinds(self) -> tuple[list[Any], ...]:
         """What buckets depend on."""
-        return [(p.requires_grad, p.array.layout, p.array.storage.device) for p in self._all]
+        arrays = [parameter.array for parameter in self._all]
+        return (
+            [parameter.requires_grad for parameter in self._all],
+            [array.layout for array in arrays],
+            [array.storage.device for array in arrays],
+        )

@@ -30,16 +30,15 @@ class Reducer:
         self.joining: Join | None = None
         self._group = group
         self._as_views = as_views
-        self._bucket_of = {
-            id(slot.parameter): number for number, bucket in enumerate(self.buckets) for slot in bucket.slots
-        }
-        # Weakly, or the parameters would keep the buckets until the garbage collector comes.
-        ready = _weak(self._ready)
-        self._removers = [parameter.register_post_accumulate_grad_hook(ready) for _, parameter in named]
+        self._progress = progress = _Progress(self, [len(bucket.slots) for bucket in self.buckets])
+        self._removers = [
+            slot.parameter.register_post_accumulate_grad_hook(progress.hook(number, index))
+            for number, bucket in enumerate(self.buckets)
+            for index, slot in enumerate(bucket.slots)
+        ]
         if as_views:
             for bucket in self.buckets:
                 bucket.give_homes()
-        self._averages = True
         self._reset()
 
     def close(self) -> None:
@@ -51,11 +50,11 @@ class Reducer:
 
     def prepare(self, outputs: Any, *, averages: bool) -> None:
         """Gets ready for the backward of `outputs`; whether it `averages` what it finds is settled here."""
-        if self._running:
+        if self._progress.is_running:
             # A backward that failed half-way: what it sent has to end before its memory is used again.
             self._wait()
             self._reset()
-        self._averages = averages
+        self._progress.averages = averages
         if averages:
             for output in _tensors(outputs):
                 if output.node is not None:
@@ -73,35 +72,28 @@ class Reducer:
         self._reset()
 
     def _reset(self) -> None:
-        self._running = False
-        self._seen: set[int] = set()
-        self._missing = [len(bucket.slots) for bucket in self.buckets]
+        self._progress.reset()
         self._sent = 0
         self._unused: list[Slot] = []
         self._works: list[Any] = []
 
     def _reached(self, gradient: Tensor) -> None:
-        if self._averages and not self._running:
-            self._running = True
-            after_backward(self._finish)
+        if self._progress.averages and not self._progress.is_running:
+            self.begin()
 
-    def _ready(self, parameter: Tensor) -> None:
-        """Backward has made the gradient of a parameter: called for each of them in every step."""
-        if not self._averages:
-            return
-        if not self._running:
-            self._reached(parameter)
-        key = id(parameter)
-        if key in self._seen:
-            self._refuse(parameter)
-        self._seen.add(key)
-        number = self._bucket_of[key]
-        self._missing[number] -= 1
-        if not self._missing[number]:
-            while self._sent < len(self.buckets) and not self._missing[self._sent]:
-                self._send_next()
+    def begin(self) -> None:
+        """A backward has come to something of the module."""
+        self._progress.is_running = True
+        after_backward(self._finish)
 
-    def _refuse(self, parameter: Tensor) -> None:
+    def go_on(self) -> None:
+        """A bucket has all its gradients: sends it, unless one before it lacks some, and those behind it that waited."""
+        missing = self._progress.missing
+        while self._sent < len(self.buckets) and not missing[self._sent]:
+            self._send_next()
+
+    def refuse(self, parameter: Tensor) -> None:
+        """Raises RuntimeError for a second gradient of a parameter."""
         (name,) = [slot.name for slot in self._slots() if slot.parameter is parameter]
         raise RuntimeError(
             f"parameter {name} got a gradient twice in one backward, the second time after the first was sent to the other"
@@ -143,7 +135,8 @@ class Reducer:
 
     def _wait(self) -> None:
         works, self._works = self._works, []
-        for work in works:
+        # The last first: the others were issued before it, to the same stream.
+        for work in reversed(works):
             work.wait()
 
     def _slots(self) -> Iterator[Slot]:
@@ -151,16 +144,53 @@ class Reducer:
             yield from bucket.slots
 
 
-def _weak(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
-    """The method, as long as its object lives."""
-    reference = weakref.WeakMethod(method)
+class _Progress:
+    """How far the backward under way has come. Parameters hold it, so it holds neither them nor buckets.
 
-    def call(tensor: Tensor) -> None:
-        living = reference()
-        if living is not None:
-            living(tensor)
+    `missing` has for each bucket the number of gradients that it still lacks.
+    """
 
-    return call
+    def __init__(self, reducer: Reducer, sizes: list[int]) -> None:
+        self._reducer = weakref.ref(reducer)
+        self._sizes = sizes
+        self.averages = True
+        self.reset()
+
+    def reset(self) -> None:
+        """Gets ready for the next backward."""
+        self.is_running = False
+        self.missing = list(self._sizes)
+        self._is_there = [bytearray(size) for size in self._sizes]
+
+    def hook(self, bucket: int, index: int) -> Callable[[Tensor], None]:
+        """What to call when backward has made the gradient that is number `index` of a bucket."""
+
+        def ready(parameter: Tensor) -> None:
+            # For each parameter in every step: nothing is called here that need not be.
+            if not self.averages or not (self.is_running or self._begin()):
+                return
+            is_there = self._is_there[bucket]
+            if is_there[index]:
+                self._living().refuse(parameter)
+            is_there[index] = True
+            missing = self.missing
+            missing[bucket] -= 1
+            if not missing[bucket]:
+                self._living().go_on()
+
+        return ready
+
+    def _begin(self) -> bool:
+        """Whether there is anyone to tell that a backward has begun."""
+        reducer = self._reducer()
+        if reducer is not None:
+            reducer.begin()
+        return reducer is not None
+
+    def _living(self) -> Reducer:
+        reducer = self._reducer()
+        assert reducer is not None, "the reducer is held by the backward that it is told of"
+        return reducer
 
 
 def _is_used(slot: Slot) -> bool:

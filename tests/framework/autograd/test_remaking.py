@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
 import framework as flow
 from framework import ops
+from framework.ops import normalization
 from framework.vm import machine, runtime
 
 
 @pytest.fixture
-def remaking(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+def remaking(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], None]]:
     table = runtime(flow.device("cpu")).table
-    # Not oneDNN's way: its forward and reference's `again` differ by roundings.
-    return lambda on: monkeypatch.setattr(table, "batch_norm_remakes", lambda x: on)
+
+    def remake(on: bool) -> None:
+        # Not oneDNN's way: its forward and reference's `again` differ by roundings.
+        monkeypatch.setattr(table, "batch_norm_remakes", lambda x: on)
+        normalization.training_plan.cache_clear()
+
+    yield remake
+    normalization.training_plan.cache_clear()
 
 
 def _operands() -> tuple[flow.Tensor, ...]:
