@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 from urllib.parse import quote
 
-from flowbench.record.codec import Limit
+from flowbench.codec import Limit
 
 Precision = Literal["float32", "bfloat16", "float64"]
 Mode = Literal["eager", "graph"]

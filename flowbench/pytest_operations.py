@@ -73,7 +73,7 @@ class Operations:
     def _keep(self, comparison: Comparison) -> None:
         from datetime import UTC, datetime
 
-        from flowbench.record.codec import encode
+        from flowbench.codec import encode
         from flowbench.record.machine import read_machine, read_versions
         from flowbench.record.store import new_run_id
 

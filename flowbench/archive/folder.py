@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flowbench.codec import CodecError, decode, encode
 from flowbench.errors import FlowbenchError
 from flowbench.judge.points import points_of
-from flowbench.record.codec import CodecError, decode, encode
 from flowbench.record.document import DocumentError, document_text, parse_document
 from flowbench.record.points import ImportedPoint, Point
 from flowbench.record.run import RunDocument

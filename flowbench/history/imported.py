@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from flowbench.codec import CodecError, decode, encode
 from flowbench.errors import FlowbenchError
-from flowbench.record.codec import CodecError, decode, encode
 from flowbench.record.points import ImportedPoint
 from flowbench.report.speed_stats_reader import parse
 from flowbench.report.words import counted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flowbench.cell import Cell
-from flowbench.record.codec import decode, encode
+from flowbench.codec import decode, encode
 from flowbench.record.profile import Profile
 from flowbench.record.run import RunDocument
 from flowbench.record.sample import RankSample

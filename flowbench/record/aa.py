@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated
 
 from flowbench.cell import Case, Count, Name
+from flowbench.codec import CodecError, Limit, decode, encode
 from flowbench.errors import FlowbenchError
-from flowbench.record.codec import CodecError, Limit, decode, encode
 from flowbench.record.quantities import Index, Seconds
 from flowbench.record.run import Git, Machine
 

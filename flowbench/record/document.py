@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from flowbench.codec import CodecError, decode, describe, encode, schema
 from flowbench.errors import FlowbenchError
-from flowbench.record.codec import CodecError, decode, describe, encode, schema
 from flowbench.record.run import RunDocument
 
 SCHEMA = "flowbench.run"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flowbench.cell import Count, Name
-from flowbench.record.codec import CodecError, Limit, describe
+from flowbench.codec import CodecError, Limit, describe
 from flowbench.record.quantities import Bytes, Index
 
 # The kind of finding that a rank holds memory on a GPU which is not its own.

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 from flowbench.cell import Count, Name
+from flowbench.codec import CodecError, Limit, decode, encode
 from flowbench.errors import FlowbenchError
 from flowbench.record import store
-from flowbench.record.codec import CodecError, Limit, decode, encode
 from flowbench.record.quantities import Index, Text
 from flowbench.record.run import Machine
 

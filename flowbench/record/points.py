@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from flowbench.cell import Count, Name
-from flowbench.record.codec import CodecError, Limit
+from flowbench.codec import CodecError, Limit
 from flowbench.record.quantities import Bytes, Milliseconds, Text
 from flowbench.record.run import Machine
 

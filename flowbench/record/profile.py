@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from flowbench.cell import Count, Name
-from flowbench.record.codec import CodecError, Limit, describe
+from flowbench.codec import CodecError, Limit, describe
 
 MOST_OPS = 20
 MOST_TENSORS = 20

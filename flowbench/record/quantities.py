@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from flowbench.record.codec import Limit
+from flowbench.codec import Limit
 
 # A step of less than a nanosecond or of more than eleven days was not measured: the clock or the file is wrong.
 Milliseconds = Annotated[float, Limit(above=0, minimum=1e-6, maximum=1e9)]

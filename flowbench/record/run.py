@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 from flowbench.cell import Case, Cell, Count, Name
-from flowbench.record.codec import CodecError, Limit, describe
+from flowbench.codec import CodecError, Limit, describe
 from flowbench.record.gpu import Gpu
 from flowbench.record.profile import Profile
 from flowbench.record.quantities import Bytes, Index, Seconds, Text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from flowbench.record.codec import encode
+from flowbench.codec import encode
 from flowbench.report.facts import Comparison, Facts, Side
 
 SCHEMA = "flowbench.report"

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowbench import codec
 from flowbench.cell import Case, Cell
-from flowbench.record import codec
 from flowbench.record.document import DocumentError, document_schema, document_text, parse_document, read_document
 from flowbench.record.profile import MOST_OPS, MemoryPoint, Profile, ProfiledOp, ProfiledTensor
 from flowbench.record.run import Ending, Engine, Finding, Git, Gpu, Machine, NotMeasured, Protocol, RunDocument

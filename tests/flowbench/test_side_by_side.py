@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from flowbench.codec import decode
 from flowbench.measure.operations import Sides
 from flowbench.measure.processes import marked
-from flowbench.record.codec import decode
 from flowbench.record.operations import Comparison
 from flowbench.report.operations import table
 
