@@ -30,7 +30,7 @@ from flowbench.measure.session import Silent
 from flowbench.measure.together import Place, run_comparison
 from flowbench.record import aa as record
 from flowbench.record import store
-from flowbench.record.noise import NoiseFloor, keep_floor
+from flowbench.record.noise import NoiseFloor, keep_floor, read_floors
 from flowbench.record.run import RunDocument
 from flowbench.report.words import counted
 from flowbench.sitting import interruptible
@@ -50,7 +50,7 @@ def aa(
     """Measure until the file `out` has so many sittings, and report; killed or interrupted, it goes on where it was."""
     done = 0
     try:
-        with interruptible(), placed_copy(REPOSITORY) as head:
+        with interruptible(), placed_copy(REPOSITORY) as head, record.held(out):
             document = plan_comparison(
                 replace(request, reference=NO_REFERENCE), command, head.side, head.side, {}, [*_sides(slowdowns)], False
             )
@@ -59,6 +59,7 @@ def aa(
                     f"{len(document.cases)} cases were asked for, expected one cell: give one --model and --batch-size"
                 )
             setting = replace(_setting(document, slowdowns, load), git=head.side.git)
+            read_floors(document.machine)  # what cannot be read is said now, not after the first sitting
             done = record.begin(out, setting)
             places = {"base": Place(head.import_path), "head": Place(head.import_path)}
             places |= {name: Place(head.import_path, slowdown) for name, slowdown in _sides(slowdowns).items()}

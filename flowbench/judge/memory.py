@@ -79,7 +79,7 @@ def judge_memory(kind: MemoryKind, base_bytes: Sequence[int], head_bytes: Sequen
         verdict, reason = Verdict.SMALLER, f"smaller in {count}, by {_range([-change for change in changes])}"
     elif all(abs(change) <= step for change in changes):
         verdict, reason = Verdict.SAME, f"within a step of {step:,d} bytes in {count}"
-    elif abs(statistics.median(changes)) <= max(step, _NO_CHANGE * base):
+    elif abs(statistics.median(changes)) <= max(step, _NO_CHANGE * min(base, head)):
         verdict, reason = Verdict.SAME, f"no direction: from {min(changes):+,d} to {max(changes):+,d} bytes"
     return MemoryJudgement(verdict, reason, base, head, Margin(step, "a step of granularity"))
 

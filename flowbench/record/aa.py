@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import lzma
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from flowbench.cell import Case, Count, Name
 from flowbench.codec import CodecError, Limit, decode, encode
-from flowbench.errors import FlowbenchError
+from flowbench.errors import FlowbenchError, room
+from flowbench.record import store
 from flowbench.record.quantities import Index, Seconds
 from flowbench.record.run import Git, Machine
+
+_FIRST_LINE = b'{"machine":'  # how the setting begins
 
 Microseconds = Annotated[float, Limit(above=0, maximum=1e12)]
 
@@ -57,9 +62,20 @@ class AaSitting:
     pairs: tuple[Pair, ...]
 
 
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold the file, which need not be there yet, against other writers; FlowbenchError where there is one or no such place."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritten(path, error) from None
+    with store.held(path):
+        yield
+
+
 def begin(path: Path, setting: Setting) -> int:
     """Make the file, or go on with one of the same setting; returns how many sittings it has. FlowbenchError for another's."""
-    if path.exists():
+    if path.exists() and not _is_cut_short(path):
         before, sittings = read(path)
         different = [name for name in vars(setting) if getattr(setting, name) != getattr(before, name)]
         if different:
@@ -68,7 +84,6 @@ def begin(path: Path, setting: Setting) -> int:
             )
         _cut_half_line(path)
         return len(sittings)
-    path.parent.mkdir(parents=True, exist_ok=True)
     _append(path, encode(setting))
     return 0
 
@@ -92,6 +107,8 @@ def read(path: Path) -> tuple[Setting, tuple[AaSitting, ...]]:
 
 
 def _append(path: Path, tree: object) -> None:
+    if path.suffix == ".xz":
+        raise FlowbenchError(f"{path} is compressed, which is for reading alone: choose a file without .xz with --out")
     line = json.dumps(tree, separators=(",", ":"), allow_nan=False) + "\n"
     try:
         with path.open("a", encoding="utf-8") as file:
@@ -99,12 +116,29 @@ def _append(path: Path, tree: object) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise FlowbenchError(
-            f"cannot write {path}: {error.strerror or error}; choose another file with --out"
-        ) from None
+        raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> FlowbenchError:
+    return FlowbenchError(
+        f"cannot write {path}: {error.strerror or error}; {room(error)}choose another file with --out"
+    )
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Whether a kill left nothing but the beginning of the first line, which is removed then."""
+    if not path.is_file() or not _FIRST_LINE.startswith(path.read_bytes()[: len(_FIRST_LINE)]):
+        return False
+    _cut_half_line(path)
+    return path.stat().st_size == 0
 
 
 def _cut_half_line(path: Path) -> None:
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
+    if path.suffix == ".xz":
+        return
+    try:
+        with path.open("rb+") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+    except OSError as error:
+        raise _unwritten(path, error) from None

@@ -309,7 +309,7 @@ def test_all_sides_of_a_round_share_its_cores() -> None:
 
 def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(tmp_path: Path) -> None:
     from flowbench.record.machine import read_machine
-    from flowbench.record.noise import read_floors
+    from flowbench.record.noise import noise_path, read_floors
 
     out = tmp_path / "aa.jsonl"
     request = dataclasses.replace(REQUEST, reference=None)
@@ -328,6 +328,10 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(tmp_path: Path)
     assert (floor.sittings, floor.alarms, floor.cell) == (1, 0, f"toy-sided/{setting.case.key}")
     with pytest.raises(FlowbenchError, match="another setting \\(slowdowns differ\\)"):
         false_alarms.aa(request, 2, (0.4,), False, out, ())
+    noise_path().write_text("{")
+    with pytest.raises(FlowbenchError, match="it keeps noise floors: delete it"):
+        false_alarms.aa(request, 2, (0.5,), False, out, ())
+    assert out.read_text() == whole, "that is said before a sitting is measured"
 
 
 @pytest.mark.parametrize(

@@ -103,3 +103,35 @@ def test_files_that_hold_no_sittings(tmp_path: Path, content: bytes) -> None:
         assert "\n" not in str(error.value)
     with pytest.raises(FlowbenchError, match="No such file"):
         aa.read(tmp_path / "none")
+
+
+def test_a_file_of_sittings_is_begun_once_and_by_one(folder: Path, tmp_path: Path) -> None:
+    kept = folder / "unchanged.jsonl.xz"
+    setting, sittings = aa.read(kept)
+    out = tmp_path / "new" / "aa.jsonl"
+    with aa.held(out):
+        assert aa.begin(out, setting) == 0
+        with pytest.raises(FlowbenchError, match="another process is writing"), aa.held(out):
+            pass
+    first = out.read_bytes()
+    for length in (0, 5, 200, len(first) - 1):  # killed while it wrote the first line
+        out.write_bytes(first[:length])
+        assert aa.begin(out, setting) == 0
+        assert out.read_bytes() == first
+    aa.add(out, sittings[0])
+    assert aa.begin(out, setting) == 1
+    out.write_text("something else")
+    with pytest.raises(FlowbenchError, match="expected sittings of flowbench aa"):
+        aa.begin(out, setting)
+    assert out.read_text() == "something else"
+    with (
+        pytest.raises(FlowbenchError, match=r"cannot write .*; choose another file with --out"),
+        aa.held(out / "in-a-file"),
+    ):
+        pass
+    compressed = tmp_path / kept.name
+    compressed.write_bytes(kept.read_bytes())
+    assert aa.begin(compressed, setting) == len(sittings)
+    with pytest.raises(FlowbenchError, match="is compressed, which is for reading alone"):
+        aa.add(compressed, sittings[0])
+    assert compressed.read_bytes() == kept.read_bytes()
