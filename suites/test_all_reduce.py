@@ -27,19 +27,30 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def measure(
-    ranks: int, device: str, sizes_bytes: tuple[int, ...] = SIZES_BYTES, turns: int = TURNS
+    ranks: int,
+    device: str,
+    sizes_bytes: tuple[int, ...] = SIZES_BYTES,
+    turns: int = TURNS,
+    timeout_s: float | None = None,
 ) -> list[dict[str, Any]]:
-    """For each size: the slowest rank's median time of both, in ms, and the lowest."""
+    """For each size: the slowest rank's median time of both, in ms, and the lowest; a wrong sum raises, and the timeout."""
     with tempfile.TemporaryDirectory() as folder:
         job = {"folder": folder, "device": device, "sizes_bytes": sizes_bytes, "turns": turns}
         launch = [sys.executable, "-m", "framework.distributed.launch", "--nproc-per-node", str(ranks)]
         variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        subprocess.run([*launch, __file__, "--rank-job", json.dumps(job)], env={**os.environ, **variables}, check=True)
+        command = [*launch, __file__, "--rank-job", json.dumps(job)]
+        subprocess.run(command, env={**os.environ, **variables}, check=True, timeout=timeout_s)
         return json.loads((Path(folder) / "measured.json").read_text())
+
+
+def bus_bandwidth(nbytes: int, time_ms: float, ranks: int) -> float:
+    """Bytes per second on each rank's link, as NCCL's own tests define it: 2 (n - 1) / n of the bytes, over the time."""
+    return 2 * (ranks - 1) / ranks * nbytes / (1e-3 * time_ms)
 
 
 def run_rank(job: dict[str, Any]) -> None:
     """One rank: both libraries reduce the same values, one call each in turn."""
+    import numpy as np
     import torch
     import torch.distributed as others
 
@@ -55,6 +66,15 @@ def run_rank(job: dict[str, Any]) -> None:
     others.init_process_group("nccl" if device == "cuda" else "gloo", init_method=place, rank=rank, world_size=size)
     measured = []
     for nbytes in job["sizes_bytes"]:
+        # Whole numbers that are still exact when summed, at every place others.
+        values = (np.arange(nbytes // 4) % 1000 + rank).astype(np.float32)
+        wanted = size * (np.arange(nbytes // 4) % 1000) + size * (size - 1) / 2
+        mine, theirs = flow.tensor(values, device=device), torch.from_numpy(values).to(device, copy=True)
+        own.all_reduce(mine)
+        others.all_reduce(theirs)
+        for name, sums in (("Flow", mine.to("cpu")), ("PyTorch", theirs.cpu())):
+            if not np.array_equal(sums.numpy(), wanted):
+                raise RuntimeError(f"{name}'s all_reduce of {nbytes} bytes on {size} ranks is not the sum")
         mine, theirs = flow.zeros(nbytes // 4, device=device), torch.zeros(nbytes // 4, device=device)
         calls: dict[str, Callable[[], Any]] = {
             "flow": lambda mine=mine: own.all_reduce(mine),
