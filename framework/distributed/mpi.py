@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
+import importlib.util
 import sys
 import time
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +27,8 @@ _PAUSE_S = 0.001
 # From then on a waiting rank says on the board where it waits.
 _POST_S = 0.5
 _TEXT_BYTES = 192
+# MPI_THREAD_MULTIPLE of Open MPI, of MPICH and of those that are made from it: collectives have a thread of their own.
+_ANY_THREAD = 3
 
 
 def why_not() -> str | None:
@@ -152,8 +158,12 @@ class MpiGroup:
 
 @lru_cache(maxsize=1)
 def _mpi() -> Any:
-    """mpi4py's module. Importing it starts MPI; from then on a rank that fails has to end the others' waiting."""
+    """mpi4py's module, with MPI started; from then on a rank that fails has to end the others' waiting."""
+    finish = _start()
     from mpi4py import MPI
+
+    if finish is not None:
+        atexit.register(lambda: None if MPI.Is_finalized() else finish())
 
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     print_exception = sys.excepthook
@@ -166,6 +176,25 @@ def _mpi() -> Any:
 
     sys.excepthook = end_all
     return MPI
+
+
+def _start() -> Callable[[], int] | None:
+    """Starts MPI where nobody has; returns what ends it, None where that is not for us to do.
+
+    Importing mpi4py's module would do it too, but keep the interpreter until all ranks have started MPI: the store, a thread
+    of rank 0, could not answer those that still ask it something first. A function of ctypes lets other threads run.
+    """
+    if "mpi4py.MPI" in sys.modules:
+        return None
+    module = importlib.util.find_spec("mpi4py.MPI")
+    if module is None or module.origin is None:
+        return None
+    try:
+        library = ctypes.CDLL(module.origin, ctypes.RTLD_GLOBAL)  # for Open MPI's plugins
+        library.MPI_Init_thread(None, None, _ANY_THREAD, ctypes.byref(ctypes.c_int()))
+    except (OSError, AttributeError):
+        return None  # importing it says what is missing
+    return library.MPI_Finalize
 
 
 def _operation(op: str, values: np.ndarray) -> Any:

@@ -102,6 +102,30 @@ def test_mpi_gives_what_numpy_gives(tmp_path: Path) -> None:
 
 
 @with_mpi
+def test_the_store_answers_while_its_rank_starts_mpi(tmp_path: Path) -> None:
+    """Starting MPI waits for all ranks, and one of them still needs the store, which is a thread of the first."""
+    answer = mpirun(
+        tmp_path,
+        """
+        from framework.distributed.groups import Group
+
+        come_together = Group._come_together
+        def later(group, device):
+            come_together(group, device)
+            if group.world.rank == 1:
+                time.sleep(1)
+                group.world.store.set("late", b"")
+        Group._come_together = later
+        dist.init_process_group("mpi", timeout=60)
+        dist.barrier()
+        print("well")
+        """,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("well\n") == 2
+
+
+@with_mpi
 def test_mpi_names_different_calls_and_who_does_not_come(tmp_path: Path) -> None:
     answer = mpirun(
         tmp_path,
