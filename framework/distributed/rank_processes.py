@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import selectors
 import signal
 import subprocess
@@ -19,6 +20,8 @@ _LAST_WORDS_S = 1.0
 _LOOK_S = 0.05
 _TAIL_BYTES = 6000
 _LINE_LIMIT_BYTES = 65536
+# What is open beside the ranks' pipes, and while one more is started.
+_OTHER_FILES = 64
 _DONE = b"done\n"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -39,7 +42,14 @@ class Plan:
 
 
 def run(plan: Plan) -> int:
-    """Runs the ranks until all are done or one has failed; returns the exit code. No process of them is left."""
+    """Runs the ranks until all are done or one has failed; returns the exit code. No process of them is left.
+
+    Where the system refuses to start one, no other is left either, and the exit code is 2.
+    """
+    refusal = _make_room(plan)
+    if refusal is not None:
+        _say(f"launch: {refusal}")
+        return 2
     with _Guard() as guard, _Signals() as signals:
         ranks = _Ranks(plan, guard, signals)
         try:
@@ -48,6 +58,24 @@ def run(plan: Plan) -> int:
         finally:
             ranks.end()
         return ranks.report()
+
+
+def _make_room(plan: Plan) -> str | None:
+    """Raises this process's limit of open files to what the ranks' pipes take; says why that cannot be, with the way out.
+
+    The ranks inherit it: rank 0's store has a connection to each of the others.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = _OTHER_FILES + 2 * plan.local_size * plan.prefix
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return None
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        return (
+            f"the output of {plan.local_size} ranks takes {needed} open files, the limit here is {hard} (ulimit -Hn):"
+            " raise it, take fewer ranks, or --no-prefix"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return None
 
 
 @dataclass(eq=False)
@@ -74,6 +102,7 @@ class _Ranks:
         self._plan, self._guard, self._signals = plan, guard, signals
         self._ranks: list[_Rank] = []
         self._failed: _Rank | None = None
+        self._refused: str | None = None
         self._selector = selectors.DefaultSelector()
 
     def start(self) -> None:
@@ -92,15 +121,19 @@ class _Ranks:
                 "PYTHONUNBUFFERED": "1",
             }
             pipe = subprocess.PIPE if self._plan.prefix else None
-            process = subprocess.Popen(
-                self._plan.command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=pipe,
-                stderr=pipe,
-                # Ctrl-C reaches the ranks through the launcher alone, and what a rank starts can be ended with it.
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    self._plan.command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=pipe,
+                    stderr=pipe,
+                    # Ctrl-C reaches the ranks through the launcher alone, and what a rank starts can be ended with it.
+                    start_new_session=True,
+                )
+            except OSError as error:  # too many processes, no memory for one more
+                self._refused = f"rank {number} could not be started ({error.strerror or error}); the others were ended"
+                return
             rank = _Rank(number, process)
             self._ranks.append(rank)
             self._guard.add(process.pid)
@@ -134,6 +167,9 @@ class _Ranks:
 
     def report(self) -> int:
         """Says what went wrong, last of all; returns the exit code."""
+        if self._refused is not None:
+            _say(f"launch: {self._refused}")
+            return 2
         if self._failed is not None:
             status = self._failed.process.returncode
             _say(_failure(self._failed, status, len(self._ranks)))
@@ -145,10 +181,10 @@ class _Ranks:
         return 0
 
     def _is_over(self) -> bool:
-        """Whether one has failed, which is noted, or a signal asks to stop."""
+        """Whether one has failed, which is noted, or could not be started, or a signal asks to stop."""
         if self._failed is None:
             self._failed = next((rank for rank in self._ranks if rank.process.poll()), None)
-        return self._failed is not None or self._signals.received is not None
+        return self._failed is not None or self._refused is not None or self._signals.received is not None
 
     def _running(self) -> list[_Rank]:
         return [rank for rank in self._ranks if rank.process.poll() is None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -345,6 +346,42 @@ def test_no_more_ranks_are_started_once_it_is_over(
     assert rank_processes.run(plan) == status
     assert len(told) == 1
     assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "status"), [("-Sn 16", 0), ("-n 40", 2)])
+def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path, limit: str, status: int) -> None:
+    (tmp_path / "script.py").write_text("print('here')")
+    launch = f"exec {sys.executable} -m framework.distributed.launch --nproc-per-node 4 script.py"
+    answer = subprocess.run(
+        ["sh", "-c", f"ulimit {limit}; {launch}"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert answer.returncode == status, answer.stderr
+    assert sorted(answer.stdout.splitlines()) == ([f"[rank {rank}] here" for rank in range(4)] if status == 0 else [])
+    if status:
+        assert answer.stderr.startswith(
+            "launch: the output of 4 ranks takes 72 open files, the limit here is 40 (ulimit"
+        )
+        assert answer.stderr.count("\n") == 1
+
+
+def test_a_rank_that_the_system_does_not_start_ends_the_others(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = subprocess.Popen
+    started: list[subprocess.Popen[bytes]] = []
+
+    def refuse_the_third(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
+        if len(started) == 3:  # the guard, and two ranks
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(start(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(rank_processes.subprocess, "Popen", refuse_the_third)
+    plan = rank_processes.Plan((sys.executable, "-S", "-c", "import time; time.sleep(60)"), 4, 0, 4, {}, prefix=True)
+    assert rank_processes.run(plan) == 2
+    said = "launch: rank 2 could not be started (Resource temporarily unavailable); the others were ended\n"
+    assert capfd.readouterr().err == said
+    assert all(process.poll() is not None for process in started)
 
 
 def test_fifty_launches_leave_nothing(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.framework.distributed.ranks import PRELUDE, environment
+from tests.framework.distributed.ranks import PRELUDE, environment, finish
 
 MPIRUN = shutil.which("mpirun")
 with_mpi = pytest.mark.skipif(
@@ -49,6 +50,41 @@ def test_torchrun(tmp_path: Path) -> None:
     )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == "sum 3.0 True\n" * 2
+
+
+SUM = """
+    dist.init_process_group(timeout=60)
+    x = flow.tensor([1.0 + dist.get_local_rank()])
+    dist.all_reduce(x)
+    dist.destroy_process_group()
+    print("sum", x.item())
+"""
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="needs mpirun")
+def test_mpirun_without_mpi(tmp_path: Path) -> None:
+    """Its variables alone bring the ranks together; they communicate through shared memory."""
+    answer = mpirun(tmp_path, SUM)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.count("sum 3.0\n") == 2
+
+
+def test_the_variables_of_srun() -> None:
+    """Two processes with what srun sets for a step of two tasks on this machine."""
+    step = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    ended = finish(
+        [
+            subprocess.Popen(
+                [sys.executable, "-c", PRELUDE + dedent(SUM)],
+                env=environment(**step, SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+    )
+    assert [(one.status, one.text) for one in ended] == [(0, "sum 3.0\n")] * 2
 
 
 @with_mpi
