@@ -66,7 +66,7 @@ def test_mpirun_without_mpi(tmp_path: Path) -> None:
     """Its variables alone bring the ranks together; they communicate through shared memory."""
     answer = mpirun(tmp_path, SUM)
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("sum 3.0\n") == 2
+    assert answer.stdout.count("sum 3.0") == 2
 
 
 def test_the_variables_of_srun() -> None:
@@ -134,7 +134,7 @@ def test_mpi_gives_what_numpy_gives(tmp_path: Path) -> None:
         """,
     )
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("well\n") == 2
+    assert answer.stdout.count("well") == 2  # two lines may run into one
 
 
 @with_mpi
@@ -158,7 +158,7 @@ def test_the_store_answers_while_its_rank_starts_mpi(tmp_path: Path) -> None:
         """,
     )
     assert answer.returncode == 0, answer.stderr
-    assert answer.stdout.count("well\n") == 2
+    assert answer.stdout.count("well") == 2  # two lines may run into one
 
 
 @with_mpi
