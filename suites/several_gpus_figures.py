@@ -10,8 +10,9 @@ from flowbench.cell import Case, Cell
 from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.stats import process_median
 from flowbench.record.gpu import FOREIGN_MEMORY
-from flowbench.record.run import RunDocument, Sample
-from flowbench.report.facts import MEMORY_KINDS
+from flowbench.record.run import RunDocument
+from flowbench.record.sample import Sample
+from flowbench.report.peaks import MEMORY_KINDS
 
 FLOW, PYTORCH, BEST = "flow-eager", "torch-eager", "torch-channels-last-static"
 OTHERS = {PYTORCH: "PyTorch DDP", BEST: "PyTorch DDP at its best"}

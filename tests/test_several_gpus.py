@@ -12,17 +12,8 @@ from flowbench.cell import Case, Cell
 from flowbench.record.document import read_document
 from flowbench.record.gpu import FOREIGN_MEMORY, Gpu, GpuUse
 from flowbench.record.machine import read_machine
-from flowbench.record.run import (
-    Ending,
-    Engine,
-    Finding,
-    Memory,
-    NotMeasured,
-    Protocol,
-    RankSample,
-    RunDocument,
-    Sample,
-)
+from flowbench.record.run import Ending, Engine, Finding, NotMeasured, Protocol, RunDocument
+from flowbench.record.sample import Memory, RankSample, Sample
 from suites import several_gpus, several_gpus_figures
 from suites.several_gpus_figures import BEST, FLOW, PYTORCH, Figure
 
