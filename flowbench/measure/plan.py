@@ -83,8 +83,8 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
     if not cells:
         reasons = "; ".join(f"{left_out.what}: {left_out.reason}" for left_out in not_measured)
         raise FlowbenchError(f"nothing can be measured here: {reasons}")
-    if request.launcher is not None and any(cell.ddp for cell in cells):
-        find_launcher(request.launcher)
+    if request.launcher is not None:
+        _check_launcher(request.launcher, cells)
     created = datetime.now(UTC)
     return RunDocument(
         run_id=new_run_id(created),
@@ -107,6 +107,16 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
         not_measured=tuple(not_measured),
         ending=Ending("running", None, None),
     )
+
+
+def _check_launcher(launcher: str, cells: Sequence[Cell]) -> None:
+    """Refuse a launcher that is not installed, or that would start nothing."""
+    if not any(cell.ddp for cell in cells):
+        raise FlowbenchError(
+            f"--launcher {launcher} starts ranks that train together, and no cell here has any: give --world-size or --ddp, or"
+            " leave --launcher out"
+        )
+    find_launcher(launcher)
 
 
 def _device(preset: Preset, request: Request, machine: Machine) -> Device:

@@ -25,6 +25,9 @@ SILENCE_BEFORE_STEPS_S = 300.0
 SILENCE_S = 60.0
 SILENCE_STEPS = 20
 
+# Looking at the ranks takes moments: after so long without a look we stood still ourselves.
+STANDSTILL_S = 5.0
+
 # What a rank may still take after its result, before it is ended.
 EXIT_S = 10.0
 
@@ -107,10 +110,12 @@ class RankGroup:
 
     def advance(self) -> bool:
         """Until all ranks wait to be released: true; or until all are done or one has failed, whose group is ended: false."""
+        looked = time.monotonic()
         while self._error is None and any(rank.process.poll() is None for rank in self._ranks):
             for key, _ in self._selector.select(timeout=0.1):
                 self._read(key.data, key.fd)
             self._on_look(self._ranks[0].last.phase)
+            looked = self._allow_for_standstill(looked)
             self._check()
             if self._error is None and all(rank.waits for rank in self._ranks):
                 return True
@@ -228,6 +233,15 @@ class RankGroup:
                 self._check_silence(rank)
             else:
                 self._fail(rank, self._death(rank, status))
+
+    def _allow_for_standstill(self, looked: float) -> float:
+        """What we did not see because we were stopped or frozen ourselves, as a paused container is, is no rank's silence."""
+        now = time.monotonic()
+        if now - looked > STANDSTILL_S:
+            for rank in self._ranks:
+                rank.heard = min(now, rank.heard + now - looked)
+            self._notes.append(f"flowbench stood still for {now - looked:.0f} s (stopped, or its container paused?)")
+        return now
 
     def _check_silence(self, rank: RankProcess) -> None:
         if rank.waits and not all(other.waits for other in self._ranks):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -12,13 +15,13 @@ from flowbench.measure.agreement import compare_states
 from flowbench.measure.processes import marked
 from flowbench.measure.rank_group import GroupResult
 from flowbench.measure.ranks import run_group
-from flowbench.measure.wire import Job, RankState
+from flowbench.measure.wire import Job, Phase, RankState
 
 pytestmark = pytest.mark.usefixtures("toys")
 MARK = f"test-of-ranks-{os.getpid()}"  # not that of another run of these tests
 
 
-def group(engine: str, world_size: int = 2, ddp: bool = False, **limits: float) -> GroupResult:
+def group(engine: str, world_size: int = 2, ddp: bool = False, **limits: Any) -> GroupResult:
     case = Case("linear", (2, 3, 4, 4), "float32", "eager", world_size, ddp, True, True, 1)
     result = run_group(Job(Cell.of(case, engine), 0, 3, 1, 0, 1e-4, 0.9), MARK, **limits)
     assert not marked(MARK)
@@ -52,6 +55,19 @@ def test_a_rank_killed_for_memory_says_so_and_is_the_first_to_go(monkeypatch: py
     result = group("toy-killed", world_size=1)
     assert result.error == "killed by SIGKILL in phase steps, after step 1: the system ran out of memory"
     assert (group("toy-score", world_size=1).error or "").startswith("ValueError: 1000 ")
+
+
+def test_ranks_that_were_frozen_with_us_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen_s = [0.0]  # all that a paused container shows: much time has passed since the last look
+
+    def look(phase: Phase) -> None:
+        frozen_s[0] = 1000.0
+
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + frozen_s[0])
+    monkeypatch.setattr(rank_group, "time", clock)
+    result = group("toy", silence_s=60, on_look=look)
+    assert result.error is None
+    assert result.notes[0] == "flowbench stood still for 1000 s (stopped, or its container paused?)"
 
 
 def test_a_rank_that_hangs_ends_the_group() -> None:
