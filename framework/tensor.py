@@ -262,15 +262,19 @@ class Tensor:
             # A hook may have kept what it saw, and may keep what it returned.
             gradient, owned = run_hooks(self._hooks, gradient), False
         if self.grad is None:
-            if self.home is not None:
-                gradient = self.home.settle(gradient)
+            home = self.home
+            if home is not None:
+                home.is_lent = False
+                if gradient is not home.array:
+                    gradient = home.move_in(gradient)
             elif not owned:
                 gradient = self._copy(gradient)
             self.grad = Tensor(gradient)
         else:
             runtime(self.device).add(self.grad.array, self.grad.array, gradient)
-        if self._post_hooks:
-            for hook in tuple(self._post_hooks):
+        hooks = self._post_hooks
+        if hooks:
+            for hook in hooks if len(hooks) == 1 else tuple(hooks):
                 hook(self)
 
     def _copy(self, gradient: Array) -> Array:

@@ -64,9 +64,7 @@ class Home:
         self.array = array
         self.is_lent = False
 
-    def settle(self, gradient: Array) -> Array:
-        """The memory with the whole gradient in it."""
-        self.is_lent = False
-        if gradient is not self.array:
-            runtime(gradient.storage.device).copy(self.array, gradient)
+    def move_in(self, gradient: Array) -> Array:
+        """The memory, with the whole gradient in it, which was made elsewhere."""
+        runtime(gradient.storage.device).copy(self.array, gradient)
         return self.array

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -60,36 +59,57 @@ class NcclGroup:
         atexit.register(self._abandon)
 
     def all_reduce(self, array: Array, op: str) -> None:
-        with self._call(f"all_reduce({describe(array)}, {op})") as stream:
-            kind = _type(array.dtype)
-            self._communicator.allReduce(array.ptr, array.ptr, array.size, kind, _operation(op, array.dtype), stream)
+        kind = _type(array.dtype)
+        self._enqueue(
+            f"all_reduce({describe(array)}, {op})",
+            self._communicator.allReduce,
+            (array.ptr, array.ptr, array.size, kind, _operation(op, array.dtype)),
+        )
 
     def broadcast(self, array: Array, src: int) -> None:
-        with self._call(f"broadcast({describe(array)}, from rank {self._global_ranks[src]})") as stream:
-            self._communicator.broadcast(array.ptr, array.ptr, array.size, _type(array.dtype), src, stream)
+        self._enqueue(
+            f"broadcast({describe(array)}, from rank {self._global_ranks[src]})",
+            self._communicator.broadcast,
+            (array.ptr, array.ptr, array.size, _type(array.dtype), src),
+        )
 
     def all_gather(self, out: Array, array: Array) -> None:
-        with self._call(f"all_gather({describe(array)})") as stream:
-            self._communicator.allGather(array.ptr, out.ptr, array.size, _type(array.dtype), stream)
+        self._enqueue(
+            f"all_gather({describe(array)})",
+            self._communicator.allGather,
+            (array.ptr, out.ptr, array.size, _type(array.dtype)),
+        )
 
     def reduce_scatter(self, out: Array, array: Array, op: str) -> None:
-        with self._call(f"reduce_scatter({describe(array)}, {op})") as stream:
-            kind = _type(array.dtype)
-            self._communicator.reduceScatter(array.ptr, out.ptr, out.size, kind, _operation(op, array.dtype), stream)
+        kind = _type(array.dtype)
+        self._enqueue(
+            f"reduce_scatter({describe(array)}, {op})",
+            self._communicator.reduceScatter,
+            (array.ptr, out.ptr, out.size, kind, _operation(op, array.dtype)),
+        )
 
     def barrier(self, array: Array) -> None:
-        with self._call("barrier()") as stream:
-            self._communicator.allReduce(
-                array.ptr, array.ptr, 1, _type(array.dtype), _operation("max", array.dtype), stream
-            )
+        self._enqueue(
+            "barrier()",
+            self._communicator.allReduce,
+            (array.ptr, array.ptr, 1, _type(array.dtype), _operation("max", array.dtype)),
+        )
 
     def send(self, array: Array, dst: int) -> None:
-        with self._call(f"send({describe(array)}) to rank {self._global_ranks[dst]}", of_all=False) as stream:
-            self._communicator.send(array.ptr, array.size, _type(array.dtype), dst, stream)
+        self._enqueue(
+            f"send({describe(array)}) to rank {self._global_ranks[dst]}",
+            self._communicator.send,
+            (array.ptr, array.size, _type(array.dtype), dst),
+            of_all=False,
+        )
 
     def recv(self, array: Array, src: int) -> None:
-        with self._call(f"recv({describe(array)}) from rank {self._global_ranks[src]}", of_all=False) as stream:
-            self._communicator.recv(array.ptr, array.size, _type(array.dtype), src, stream)
+        self._enqueue(
+            f"recv({describe(array)}) from rank {self._global_ranks[src]}",
+            self._communicator.recv,
+            (array.ptr, array.size, _type(array.dtype), src),
+            of_all=False,
+        )
 
     def check(self) -> None:
         failure = self._watchdog.failure
@@ -125,13 +145,12 @@ class NcclGroup:
             else:
                 self._communicator.abort()
 
-    @contextmanager
-    def _call(self, what: str, *, of_all: bool = True) -> Iterator[int]:
-        """The address of the stream to enqueue on; afterwards the watchdog is given an event to look at."""
+    def _enqueue(self, what: str, call: Callable[..., object], arguments: tuple, *, of_all: bool = True) -> None:
+        """Calls NCCL for the current stream; afterwards the watchdog is given an event to look at."""
         self.check()
         stream = cuda.stream_pointer(self._device)
         try:
-            yield stream
+            call(*arguments, stream)
         except RuntimeError as error:  # NCCL's own, which exists only where NCCL does
             self.check()
             raise CollectiveError(f"{what} of group {self.name} was refused by NCCL: {error}") from error
