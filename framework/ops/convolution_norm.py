@@ -110,9 +110,10 @@ def conv2d_batch_norm(
     It takes the host less time than the two, and there is no tensor for what lies between them. `names` are those of the
     modules that the two belong to, for memory's labels.
     """
-    if type(x) is not Tensor or (residual is not None and type(residual) is not Tensor):
+    is_usual = type(x) is type(running_mean) is type(running_var) is Tensor
+    if not is_usual or not (residual is None or type(residual) is Tensor):
         check_tensors("conv2d", x)
-        check_tensors("batch_norm", residual)
+        check_tensors("batch_norm", residual, running_mean, running_var)
     return apply(
         ConvBatchNorm,
         x,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 import framework as flow
+from framework.ops import convolution_norm
 from framework.vm import machine
 
 
@@ -97,3 +99,133 @@ def test_errors_are_those_of_the_two() -> None:
         convolution.weight.fill_(0)
     with pytest.raises(RuntimeError, match="written in place"):
         y.sum().backward()
+
+
+def _ways(residual: bool) -> list[tuple[str, Any]]:
+    """What may change between two calls of the same layers: each makes or changes the layers and images given."""
+
+    def float64(convolution: Any, norm: Any, x: flow.Tensor) -> flow.Tensor:
+        convolution.to(flow.float64)
+        norm.to(flow.float64)
+        return x.detach().to(flow.float64).requires_grad_()
+
+    def set_(target: str, name: str, value: Any) -> Any:
+        def change(convolution: Any, norm: Any, x: flow.Tensor) -> flow.Tensor:
+            setattr({"convolution": convolution, "norm": norm}[target], name, value)
+            return x
+
+        return change
+
+    def replace(convolution: Any, norm: Any, x: flow.Tensor) -> flow.Tensor:
+        convolution.weight = flow.nn.Parameter(convolution.weight.detach() * 2.0)
+        norm.weight = flow.nn.Parameter(norm.weight.detach() + 1.0)
+        return x
+
+    def freeze(convolution: Any, norm: Any, x: flow.Tensor) -> flow.Tensor:
+        convolution.requires_grad_(False)
+        norm.bias.requires_grad_(False)
+        return x
+
+    def eval_and_back(convolution: Any, norm: Any, x: flow.Tensor) -> flow.Tensor:
+        norm.eval()
+        norm.after(convolution, x)
+        norm.train()
+        return x
+
+    def without_recording(convolution: Any, norm: Any, x: flow.Tensor) -> flow.Tensor:
+        with flow.no_grad():
+            norm.after(convolution, x, relu=True)
+        return x
+
+    ways = [
+        ("nothing", lambda convolution, norm, x: x),
+        (
+            "more images",
+            lambda convolution, norm, x: flow.tensor(np.tile(x.detach(), (2, 1, 1, 1)), requires_grad=True),
+        ),
+        ("images that lie otherwise", lambda convolution, norm, x: flow.tensor(np.array(x.detach())).requires_grad_()),
+        ("float64", float64),
+        ("eps", set_("norm", "eps", 0.5)),
+        ("momentum", set_("norm", "momentum", 0.75)),
+        ("stride", set_("convolution", "stride", (1, 1))),
+        ("padding", set_("convolution", "padding", (2, 0))),
+        ("other parameters", replace),
+        ("frozen parameters", freeze),
+        ("eval in between", eval_and_back),
+        ("no_grad in between", without_recording),
+        ("images that want no gradient", lambda convolution, norm, x: x.detach()),
+    ]
+    # A residual has the shape of the result, which some change.
+    return [way for way in ways if not residual or way[0] not in ("more images", "float64", "stride", "padding")]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_what_changes_between_calls_is_followed(residual: bool) -> None:
+    for name, change in _ways(residual):
+        results = []
+        for together in (True, False):
+            convolution, norm = _layers()
+            random = np.random.default_rng(2)
+            x, added = (
+                flow.tensor(random.standard_normal(shape).astype(np.float32), requires_grad=True)
+                for shape in ((2, 8, 6, 6), (2, 16, 3, 3))
+            )
+            how: dict[str, Any] = {"residual": added if residual else None, "relu": True}
+            found = []
+            for step in range(3):
+                if step:
+                    x = change(convolution, norm, x) if step == 1 else x
+                y = norm.after(convolution, x, **how) if together else norm(convolution(x), **how)
+                if y.requires_grad:
+                    (y * y).sum().backward()
+                found += [y.detach(), norm.running_mean, norm.running_var]
+                found += [t.grad for t in (convolution.weight, norm.weight, norm.bias, x, added) if t.grad is not None]
+            results.append([np.array(tensor.detach()) for tensor in found])
+        assert len(results[0]) == len(results[1])
+        for one, two in zip(*results, strict=True):
+            np.testing.assert_array_equal(one, two, err_msg=name)
+
+
+def test_a_hook_sees_the_gradient_in_every_step() -> None:
+    convolution, norm = _layers()
+    seen: list[float] = []
+    for step in range(4):
+        x = flow.ones(2, 8, 6, 6).requires_grad_()
+        y = norm.after(convolution, x, relu=True)
+        if step % 2:
+            y.register_hook(lambda gradient: seen.append(gradient.sum().item()))
+        remove = convolution.weight.register_hook(lambda gradient: gradient * 0.0)
+        convolution.weight.grad = None
+        y.sum().backward()
+        remove()
+        assert not convolution.weight.grad.numpy().any()
+    assert seen == [y.numel()] * 2
+
+
+def test_several_threads_share_what_is_prepared() -> None:
+    def train(seed: int) -> list[np.ndarray]:
+        convolution, norm = (m.to(flow.float64) for m in _layers(seed))
+        for step in range(6):
+            x = flow.tensor(np.random.default_rng(step).standard_normal((1 + step % 3, 8, 6, 6)))
+            norm.after(convolution, x, relu=True).sum().backward()
+        return [np.array(held) for held in (convolution.weight.grad, norm.weight.grad, norm.running_var)]
+
+    convolution_norm._plans.cache_clear()
+    alone = [train(seed) for seed in range(4)]
+    convolution_norm._plans.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        together = list(threads.map(train, range(4)))
+    for one, two in zip(alone, together, strict=True):
+        for found, expected in zip(one, two, strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_operands_that_are_no_tensors_are_named() -> None:
+    convolution, norm = _layers()
+    with pytest.raises(TypeError, match="conv2d takes tensors; got ndarray"):
+        norm.after(convolution, np.ones((2, 8, 6, 6), np.float32))
+    with pytest.raises(TypeError, match="batch_norm takes tensors; got ndarray"):
+        norm.after(convolution, flow.ones(2, 8, 6, 6), residual=np.ones((2, 16, 3, 3), np.float32))
+    norm.running_mean = np.ones(16)
+    with pytest.raises(TypeError, match="batch_norm takes tensors; got ndarray"):
+        norm.after(convolution, flow.ones(2, 8, 6, 6))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -191,3 +193,75 @@ def test_a_state_takes_the_type_of_the_parameters() -> None:
     double.grad = flow.ones(1, dtype=flow.float64)
     other.step()
     assert double.item() == pytest.approx(1 - 0.5 * 1.9)
+
+
+def _train(change: Callable[[SGD, list[flow.Tensor]], None], *, anew: bool) -> list[np.ndarray]:
+    """The parameters after steps of which the third comes behind a `change`; `anew` looks at all in every step."""
+    parameters = [flow.tensor(draw(4, 3), requires_grad=True), flow.tensor(draw(5, seed=1), requires_grad=True)]
+    optimizer = SGD(parameters, 0.1, momentum=0.9, weight_decay=0.05)
+    for step in range(5):
+        for index, parameter in enumerate(parameters):
+            parameter.grad = flow.tensor(draw(*parameter.shape, seed=10 * step + index))
+        if step == 2:
+            change(optimizer, parameters)
+        if anew:
+            optimizer._last = None
+        optimizer.step()
+    return [np.array(parameter.detach()) for parameter in parameters]
+
+
+def _other_memory(optimizer: SGD, parameters: list[flow.Tensor]) -> None:
+    parameters[0].array = flow.tensor(draw(4, 3, seed=7)).array
+
+
+def _other_stride(optimizer: SGD, parameters: list[flow.Tensor]) -> None:
+    assert parameters[0].grad is not None
+    parameters[0].grad = flow.tensor(np.array(parameters[0].grad).T.copy()).transpose(0, 1).detach()
+
+
+def _no_gradient(optimizer: SGD, parameters: list[flow.Tensor]) -> None:
+    parameters[1].grad = None
+
+
+def _other_settings(optimizer: SGD, parameters: list[flow.Tensor]) -> None:
+    optimizer.lr, optimizer.weight_decay, optimizer.nesterov = 0.3, 0.0, True
+
+
+def _no_momentum(optimizer: SGD, parameters: list[flow.Tensor]) -> None:
+    optimizer.momentum = 0.0
+
+
+def _momentum_of_another(optimizer: SGD, parameters: list[flow.Tensor]) -> None:
+    state = optimizer.state_dict()
+    state["buffers"] = {index: buffer * 3.0 for index, buffer in state["buffers"].items()}
+    optimizer.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change", [_other_memory, _other_stride, _no_gradient, _other_settings, _no_momentum, _momentum_of_another]
+)
+def test_what_changes_between_steps_is_followed(change: Callable[[SGD, list[flow.Tensor]], None]) -> None:
+    for one, two in zip(_train(change, anew=False), _train(change, anew=True), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_a_gradient_that_does_not_fit_is_refused_behind_one_that_does() -> None:
+    parameter = flow.tensor(draw(4, 3), requires_grad=True)
+    optimizer = SGD([parameter], 0.1)
+    parameter.grad = flow.tensor(draw(4, 3))
+    optimizer.step()
+    parameter.grad = flow.tensor(draw(3, 4))
+    with pytest.raises(ValueError, match="must be the same"):
+        optimizer.step()
+
+
+def test_an_optimizer_can_be_copied_between_steps() -> None:
+    parameter = flow.tensor(draw(4, 3), requires_grad=True)
+    optimizer = SGD([parameter], 0.1, momentum=0.9)
+    parameter.grad = flow.tensor(draw(4, 3))
+    optimizer.step()
+    copied = deepcopy(optimizer)
+    for one in (optimizer, copied):
+        one.params[0].grad = flow.tensor(draw(4, 3, seed=1))
+        one.step()
+    np.testing.assert_array_equal(copied.params[0].detach(), parameter.detach())

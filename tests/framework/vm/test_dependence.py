@@ -193,6 +193,29 @@ def test_what_was_waited_for_long_ago_costs_nothing(bench: Bench, monkeypatch: p
     assert len(issued) == 1
 
 
+def test_a_prepared_instruction_waits_and_is_seen_as_any_other(bench: Bench) -> None:
+    x, y, z = bench.array(), bench.array(), bench.array()
+    ran, seen = [], []
+    issue = bench.machine.issuing_prepared(one, {"factor": 3}, lambda *operands: ran.append(operands))
+    issue(z, x, None)
+    assert ran == [(z, x, None)]
+    assert (z.storage.version, x.storage.version) == (1, 0)
+    bench.issue("a", one, y)
+    issue(z, x, None)  # something is outstanding, but not of these
+    assert len(ran) == 2
+    first = bench.streams["first"]
+    assert not first.waits
+    waits = []
+    in_full = bench.machine.issue
+    bench.machine.issue = lambda instruction, *on: waits.append((instruction.kernel, instruction.attributes))
+    issue(z, y, None)
+    with bench.machine.observed(lambda instruction, run: seen.append(instruction)):
+        issue(z, x, None)
+    bench.machine.issue = in_full
+    assert waits == [(one, {"factor": 3})] * 2
+    assert len(ran) == 2
+
+
 def test_working_memory_is_held_until_its_instruction_has_run(bench: Bench) -> None:
     held = []
 
