@@ -140,8 +140,8 @@ class Sitting:
             yield f"flowbench: not measured: {left_out.what}: {left_out.reason}"
 
     def _sit(self, cells: Sequence[Cell]) -> tuple[RunDocument, Path]:
+        from flowbench.measure.progress import ProgressDisplay
         from flowbench.measure.session import run_session
-        from flowbench.progress import ProgressDisplay
         from flowbench.record import store
 
         document = dataclasses.replace(self.plan, cells=tuple(cells))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowbench.false_alarms import evidence
+from flowbench.commands.false_alarms import evidence
 from flowbench.judge.false_alarms import verdicts_of
 from flowbench.judge.inference import binomial_interval
 from flowbench.judge.verdict import Verdict

@@ -21,7 +21,7 @@ _REPO = click.option("--repo", "repository", required=True, metavar="OWNER/NAME"
 @click.option("--dry-run", is_flag=True, help="Print the comment; post nothing.")
 def comment(artifact: Path, repository: str, run_id: int, author: str, check: bool, dry_run: bool) -> None:
     """Post a run's report on the pull request it belongs to, as the one comment that is kept up to date."""
-    from flowbench import commenting
+    from flowbench.commands import commenting
 
     say(commenting.comment(artifact, repository, run_id, author=author, check=check, dry_run=dry_run))
 
@@ -33,6 +33,6 @@ def comment(artifact: Path, repository: str, run_id: int, author: str, check: bo
 @click.option("--workflow", default="bench.yml", show_default=True, help="What to start.")
 def dispatch(event: Path, repository: str, workflow: str) -> None:
     """Start the bench for a /bench comment by someone who may write to the repository."""
-    from flowbench import commenting
+    from flowbench.commands import commenting
 
     say(commenting.dispatch(event, repository, workflow))

@@ -66,7 +66,7 @@ def compare(
     Without HEAD, the working tree is compared with a ref; a document of an earlier comparison is judged anew. Exit codes: 0
     nothing is worse, 1 something is, 2 something could not be judged, and those of exceeded limits.
     """
-    from flowbench import comparing
+    from flowbench.commands import comparing
     from flowbench.measure.plan import Request
 
     command = ("flowbench", *sys.argv[1:])
@@ -96,7 +96,7 @@ def compare(
               metavar="FILE", help="The sittings, one a line; an existing file is gone on with.")  # fmt: skip
 def aa(sittings: int, slowdowns: tuple[float, ...], load: bool, out: Path, **asked: Any) -> None:
     """Measure one commit against itself: how often the verdict is wrong, and which changes would be found."""
-    from flowbench import false_alarms
+    from flowbench.commands import false_alarms
     from flowbench.measure.plan import Request
 
     asked["engines"] = asked["engines"] or ("flow-eager",)
@@ -122,8 +122,8 @@ def bisect(good: str, bad: str, pattern: str, what: Any, out: Path, resume: bool
     Each commit is compared with GOOD in a sitting of its own; what is unclear is measured again, then skipped. Your
     checkout is left as it is.
     """
-    from flowbench import bisect_command
+    from flowbench.commands import bisecting
     from flowbench.measure.plan import Request
 
     command = ("flowbench", *sys.argv[1:])
-    say(bisect_command.search(good, bad, pattern, what, Request(**asked), out, command, resume=resume))
+    say(bisecting.search(good, bad, pattern, what, Request(**asked), out, command, resume=resume))

@@ -50,14 +50,14 @@ from flowbench.output import say
 @click.option("--dry-run", is_flag=True, help="List the cells and estimate the time; measure nothing.")
 def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
     """Measure the cells of a preset and report them."""
-    from flowbench import sitting
+    from flowbench.commands import running
 
-    request = sitting.Request(**asked)
+    request = running.Request(**asked)
     command = ("flowbench", *sys.argv[1:])
     if dry_run:
-        say(sitting.dry_run(request, resume, command))
+        say(running.dry_run(request, resume, command))
         return 0
-    status, text = sitting.run(request, resume, out, command)
+    status, text = running.run(request, resume, out, command)
     say(text)
     return status
 
@@ -65,7 +65,7 @@ def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
 @click.command()
 def doctor() -> int:
     """Say what this machine can measure, which engines are there and what disturbs measurements."""
-    from flowbench.doctor import examine, format_examination
+    from flowbench.commands.doctor import examine, format_examination
 
     checks = examine()
     say(format_examination(checks))

@@ -27,7 +27,7 @@ def report(
     document: Path, base: Path | None, form: str, templates: Path | None, store: Path | None, out: Path | None
 ) -> None:
     """Print the report of a run document, or write it to a file; with BASE, of what changed since that run."""
-    from flowbench import reporting
+    from flowbench.commands import reporting
 
     text = reporting.report(document, base, form, templates, store, out)
     if text is not None:
@@ -40,7 +40,7 @@ def report(
 @click.option("--keep", is_flag=True, help="Write a profile that is taken now into the document.")
 def explain(document: Path, cell: str, keep: bool) -> None:
     """Show where a cell's time and memory go, op by op; and what changed, where a document compares two sides."""
-    from flowbench import explaining
+    from flowbench.commands import explaining
 
     say(explaining.show(document, cell, keep))
 

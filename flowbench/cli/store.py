@@ -30,7 +30,7 @@ def store() -> None:
 @_STORE
 def add(store: Path, documents: tuple[Path, ...]) -> None:
     """Keep run documents; they are copied, and never change."""
-    from flowbench import storing
+    from flowbench.commands import storing
 
     _tell(storing.add(store, documents))
 
@@ -42,7 +42,7 @@ def add(store: Path, documents: tuple[Path, ...]) -> None:
 @_BRANCH
 def push(**place: Any) -> None:
     """Add to the git branch what it lacks; where another was quicker, on top of what that one left."""
-    from flowbench import storing
+    from flowbench.commands import storing
 
     _tell(storing.push(**place))
 
@@ -54,7 +54,7 @@ def push(**place: Any) -> None:
 @_BRANCH
 def pull(**place: Any) -> None:
     """Take from the git branch what the store lacks."""
-    from flowbench import storing
+    from flowbench.commands import storing
 
     _tell(storing.pull(**place))
 
@@ -69,7 +69,7 @@ def pull(**place: Any) -> None:
 @click.option("--dry-run", is_flag=True, help="Say what would go; remove nothing.")
 def prune(store: Path, days: float, referring: tuple[Path, ...], dry_run: bool) -> None:
     """Remove old runs that no report, and no run that stays, refers to."""
-    from flowbench import storing
+    from flowbench.commands import storing
 
     _tell(storing.prune(store, days, referring, dry_run))
 
@@ -78,7 +78,7 @@ def prune(store: Path, days: float, referring: tuple[Path, ...], dry_run: bool) 
 @_STORE
 def reindex(store: Path) -> None:
     """Make the index anew from the documents."""
-    from flowbench import storing
+    from flowbench.commands import storing
 
     _tell(storing.reindex(store))
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from flowbench import explaining
 from flowbench.github.trust import Subject
 from flowbench.judge.compare import judge_document
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.run import RunDocument
-from flowbench.report import render
+from flowbench.report import profiles, render
 
 MOST_CHARACTERS = 65_000  # GitHub refuses from 65,536 on
 _MARKER = re.compile(r"<!-- flowbench run=(\d{1,20}) -->\n")
@@ -52,7 +51,7 @@ def _report(document: RunDocument) -> str:
 
 def _what_changed(document: RunDocument) -> str:
     """Ops and tensors that moved in what became worse, folded; nothing where nothing was profiled."""
-    lines = list(explaining.changes(document))
+    lines = list(profiles.changes(document))
     if not lines:
         return ""
     text = "\n".join(lines).strip().replace("`", "ˋ")  # nothing in it can end the block

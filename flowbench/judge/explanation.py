@@ -1,4 +1,4 @@
-"""What changed within a step: the ops whose time moved most, and the tensors at the peak that differ. Pure.
+"""What changed within a step: the ops whose time moved most, the tensors at the peak that differ; and where to look for it.
 
 A profile keeps its largest entries alone: what the other side does not list is there known to be less than its smallest.
 """
@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flowbench.cell import Cell
+from flowbench.judge.compare import judge_document
 from flowbench.record.profile import MOST_OPS, MOST_TENSORS, Profile, ProfiledOp, ProfiledTensor
+from flowbench.record.run import RunDocument
 
 MOST_SHOWN = 10
+# Of more cells that are slower or larger only the worst are looked into: each costs two processes.
+_MOST_PROFILED = 4
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,24 @@ class Explanation:
     tensors: tuple[Moved, ...]
     step_ms: tuple[float, float]
     peak_bytes: tuple[int, int] | None
+
+
+def worse_cells(document: RunDocument) -> list[Cell]:
+    """Base's and head's cells of what is slower or larger in a document of two sides, the worst first, a few at most."""
+    comparisons = [one for one in judge_document(document).comparisons if one.verdict.is_regression]
+    comparisons.sort(key=lambda one: -(one.change.ratio if one.change else 1.0))
+    wanted = [*dict.fromkeys((one.case, one.engine) for one in comparisons)][:_MOST_PROFILED]
+    found = []
+    for case, engine in wanted:
+        for side in ("base", "head"):
+            found += [cell for cell in document.cells_of(case) if stands_for(document, cell) == (engine, side)]
+    return found
+
+
+def stands_for(document: RunDocument, cell: Cell) -> tuple[str, str | None]:
+    """The engine of a cell by its registered name, and the side of a comparison that it stands for."""
+    engine = document.engine(cell.engine)
+    return engine.registered_name, engine.side
 
 
 def explain(base: Profile, head: Profile) -> Explanation:

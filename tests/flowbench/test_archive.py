@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import storing
 from flowbench.archive.folder import Archive
+from flowbench.commands import storing
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 from flowbench.record.document import document_text

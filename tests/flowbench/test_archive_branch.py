@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import storing
 from flowbench.archive import git_branch
 from flowbench.archive.folder import Archive
+from flowbench.commands import storing
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 from flowbench.record.document import document_text
@@ -76,7 +76,7 @@ def test_push_makes_an_orphan_branch_and_touches_no_checkout(
 PUSHER = """
 import sys
 from pathlib import Path
-from flowbench import storing
+from flowbench.commands import storing
 print("ready", flush=True)
 sys.stdin.readline()
 print(storing.push(Path(sys.argv[1]), Path(sys.argv[2]), "origin", "flowbench-runs")[0])

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import cli, comparing, false_alarms, sitting
+from flowbench import cli
 from flowbench.cell import Case, Cell
+from flowbench.commands import comparing, false_alarms, running
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.disturbance import Counters, disturbances, slept_s
@@ -176,7 +177,7 @@ def test_a_stopped_comparison_goes_on_only_with_the_same_sides(
     subprocess.run(["git", "tag", "-f", "quick", "slow"], cwd=repository_of_a_framework, check=True)
     assert re.search("quick was [0-9a-f]{10} and is now [0-9a-f]{10}", refusal())
     with pytest.raises(FlowbenchError, match=r"go on with flowbench compare --resume"):
-        sitting.run(Request(), path, tmp_path, ())
+        running.run(Request(), path, tmp_path, ())
     with pytest.raises(FlowbenchError, match="no BASE was given"):
         comparing.compare(None, None, Request(), tmp_path, ())
     assert read_document(path) == whole

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from flowbench import doctor
-from flowbench.doctor import (
+from flowbench.commands import doctor
+from flowbench.commands.doctor import (
     Check,
     Surroundings,
     disturbance_checks,

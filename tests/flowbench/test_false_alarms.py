@@ -11,8 +11,8 @@ from types import ModuleType
 import pytest
 
 from flowbench.cell import Case
+from flowbench.commands.false_alarms import evidence, report
 from flowbench.errors import FlowbenchError
-from flowbench.false_alarms import evidence, report
 from flowbench.judge.false_alarms import noise_floor, rate_of, smallest_found, verdicts_of
 from flowbench.judge.times import Evidence
 from flowbench.judge.verdict import Verdict

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowbench import cli, explaining
+from flowbench import cli
 from flowbench.cell import Case, Cell
+from flowbench.commands import explaining
 from flowbench.engine import Batch, HeldTensor, OpCall, StepProfile, Task, load_engine
 from flowbench.errors import FlowbenchError
-from flowbench.judge.explanation import explain
+from flowbench.judge.explanation import explain, worse_cells
 from flowbench.measure.bounding import bounded
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.profiling import profile_cell
@@ -21,6 +22,7 @@ from flowbench.record.document import document_text, read_document
 from flowbench.record.profile import MOST_OPS, MOST_POINTS, MOST_TENSORS, Profile
 from flowbench.record.run import Ending, Git, RunDocument, Side, SidesCompared
 from flowbench.record.sample import Memory, RankSample, Sample
+from flowbench.report import profiles
 from flowbench.workload.data import make_weights
 from flowbench.workload.models import describe_model
 
@@ -219,9 +221,9 @@ def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: Ru
         document, engines=engines, cells=tuple(cells), samples=tuple(samples), reference=None,
         protocol=replace(document.protocol, pairs=12), comparison=SidesCompared(*sides, 0.01, 6, 4, {}, {}),
     )  # fmt: skip
-    worse = explaining.worse_cells(both)
+    worse = worse_cells(both)
     assert [(cell.case, cell.engine) for cell in worse] == [(case, "flow-eager@base"), (case, "flow-eager@head")]
-    assert list(explaining.changes(both)) == []
+    assert list(profiles.changes(both)) == []
     path = tmp_path / "run.json"
     for changed, said in (
         (
@@ -235,6 +237,6 @@ def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: Ru
         with pytest.raises(FlowbenchError, match=said):
             explaining.show(path, f"{case.label} flow-eager", keep=False)
     profiled = replace(both, profiles=(side(worse[0].key, 3.0, 0), side(worse[1].key, 9.0, 0)))
-    said = list(explaining.changes(profiled))
+    said = list(profiles.changes(profiled))
     assert said[0] == "\nlinear [2, 3, 4, 4] flow-eager"
     assert said[3].split()[:3] == ["3.00", "->", "9.00"]

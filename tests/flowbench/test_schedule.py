@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowbench.cell import Case, Cell
+from flowbench.measure.progress import duration
 from flowbench.measure.schedule import estimate_s, plan_turns
 from flowbench.presets import PRESETS
-from flowbench.progress import duration
 
 
 @given(engines=st.integers(1, 4), sizes=st.integers(1, 3), pairs=st.integers(1, 7))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import sitting
+from flowbench.commands import running
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.processes import marked
@@ -91,7 +91,7 @@ def test_each_engine_runs_in_mirrored_rounds_and_is_recorded_in_full(tmp_path: P
     assert document.ending.how == "complete"
     assert document.reference == "toy"
     assert {engine.version for engine in document.engines} == {document.versions["numpy"]}
-    assert sitting.exit_status(document) == 0
+    assert running.exit_status(document) == 0
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_an_engine_that_goes_wrong_fails_its_cell_alone(engine: str, said: str, 
     assert failed.error.startswith(said)
     assert [sample.status for sample in of(document, "toy")] == ["ok", "ok"]
     assert document.ending.how == "complete"
-    assert sitting.exit_status(document) == 2
+    assert running.exit_status(document) == 2
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_an_engine_that_trains_otherwise_is_void(engine: str, said: str, tmp_pat
     assert said in void.error
     assert void.ranks[0].steps_ms  # what it took is kept, to be looked at
     assert [sample.status for sample in of(document, "toy")] == ["ok", "ok"]
-    assert sitting.exit_status(document) == 2
+    assert running.exit_status(document) == 2
 
 
 def test_ranks_that_drift_apart_are_void(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_the_wall_cap_ends_a_sitting_between_rounds(tmp_path: Path) -> None:
     assert {left_out.reason for left_out in document.not_measured} == {
         "the sitting ended before it: the cap of 0.001 s was reached"
     }
-    assert sitting.exit_status(document) == 2
+    assert running.exit_status(document) == 2
 
 
 def test_a_presets_wall_cap_holds_unless_pairs_are_asked_for() -> None:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from flowbench import cli, commenting
+from flowbench import cli
+from flowbench.commands import commenting
 from flowbench.errors import FlowbenchError
 from flowbench.github.api import Api, ApiError
 from flowbench.github.post import post

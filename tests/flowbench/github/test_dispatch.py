@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flowbench import commenting
+from flowbench.commands import commenting
 from flowbench.errors import FlowbenchError
 from flowbench.github.api import Api, ApiError
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from flowbench import cli, report, reporting, sitting
-from flowbench.comparing import with_false_alarms
+from flowbench import cli, report
+from flowbench.commands import reporting, running
+from flowbench.commands.comparing import with_false_alarms
 from flowbench.errors import FlowbenchError
 from flowbench.record.document import document_text, read_document
 from flowbench.record.noise import NoiseFloor
@@ -253,7 +254,7 @@ def test_without_jinja_a_run_says_what_it_does_not_write(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, run_file: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    text = sitting.write_reports(tmp_path / "run.json", read_document(run_file))
+    text = running.write_reports(tmp_path / "run.json", read_document(run_file))
     assert [path.name for path in tmp_path.iterdir()] == ["run.txt"]
     assert text.splitlines()[-1] == (
         "no Markdown, no HTML: Jinja is not installed: python -m pip install 'flowbench[report]'"

@@ -18,6 +18,7 @@ from time import monotonic
 import click
 
 import flowbench
+from flowbench.commands.running import interruptible
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.false_alarms import noise_floor, pair_spread, rate_of, smallest_found, verdicts_of
 from flowbench.judge.times import Evidence, pair_log_ratio, percent
@@ -33,7 +34,6 @@ from flowbench.record import store
 from flowbench.record.noise import NoiseFloor, keep_floor, read_floors
 from flowbench.record.run import RunDocument
 from flowbench.report.words import counted
-from flowbench.sitting import interruptible
 
 # The competing load: processes that compute, started and stopped after random times within these seconds.
 _LOAD_S = (0.2, 3.0)

@@ -12,9 +12,9 @@ from typing import Literal
 import click
 
 import flowbench
-from flowbench import comparing
-from flowbench.bisecting import Judged, Step, bisect, describe
 from flowbench.cell import Cell
+from flowbench.commands import comparing
+from flowbench.commands.bisection import Judged, Step, bisect, describe
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.series import fits
 from flowbench.judge.verdict import Comparison, ComparisonSet, Quantity, Verdict

@@ -9,27 +9,28 @@ from pathlib import Path
 import click
 
 import flowbench
-from flowbench import explaining
+from flowbench.commands.running import interruptible, write_reports
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document, matched_sides
 from flowbench.judge.documents import judge_documents
+from flowbench.judge.explanation import worse_cells
 from flowbench.judge.limits import cell_name, check_limits, check_patterns, parse_limits
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.profiling import profile_cells
+from flowbench.measure.progress import ProgressDisplay
 from flowbench.measure.refs import WORKING_TREE, placed_sides
 from flowbench.measure.resumption import check_resumable, check_same_sides, resumed_protocol, whole_pairs
 from flowbench.measure.together import Place, run_comparison
 from flowbench.measure.wire import job_of
-from flowbench.progress import ProgressDisplay
 from flowbench.record import store
 from flowbench.record.document import read_document
 from flowbench.record.machine import read_machine
 from flowbench.record.noise import NoiseFloor, read_floors
 from flowbench.record.run import RunDocument, Side
+from flowbench.report import profiles
 from flowbench.report.words import counted, one_line
-from flowbench.sitting import interruptible, write_reports
 
 LIMITS = "flowbench.toml"
 _MOST_REASONS = 5
@@ -189,12 +190,12 @@ def _resumed(path: Path, request: Request, base: Side, head: Side) -> RunDocumen
 def _reported(path: Path, document: RunDocument, limits_text: tuple[str, str] | None) -> tuple[ComparisonSet, str]:
     comparison = judged(document, limits_text)
     text = write_reports(path, document, comparison)
-    return comparison, "\n".join([text, *why(comparison), *explaining.changes(document)])
+    return comparison, "\n".join([text, *why(comparison), *profiles.changes(document)])
 
 
 def _profiled(path: Path, document: RunDocument, places: Mapping[str, Place]) -> RunDocument:
     """The document with profiles of both sides of what is worse, the worst first; a pass of its own, after all samples."""
-    cells = explaining.worse_cells(document)
+    cells = worse_cells(document)
     if not cells:
         return document
     click.echo(f"profiling {counted(len(cells), 'cell')}: what changed in what is slower or larger", err=True)
@@ -221,8 +222,8 @@ def with_false_alarms(document: RunDocument, floors: Iterable[NoiseFloor]) -> Ru
 def _compare_documents(
     base: Path, head: Path | None, limits_text: tuple[str, str] | None, force: bool
 ) -> tuple[ComparisonSet, str]:
+    from flowbench.commands.reporting import terminal_style
     from flowbench.report import render
-    from flowbench.reporting import terminal_style
 
     one, style = read_document(base), terminal_style()
     if head is None:

@@ -15,11 +15,11 @@ import click
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.progress import ProgressDisplay, duration
 from flowbench.measure.resumption import check_resumable, resumed_protocol, whole_rounds
 from flowbench.measure.schedule import estimate_s
 from flowbench.measure.session import run_session
 from flowbench.presets import PRESETS
-from flowbench.progress import ProgressDisplay, duration
 from flowbench.record import store
 from flowbench.record.document import read_document
 from flowbench.record.run import RunDocument
@@ -88,9 +88,9 @@ def exit_status(document: RunDocument) -> int:
 
 def write_reports(path: Path, document: RunDocument, comparison: ComparisonSet | None = None) -> str:
     """Write the reports beside the document at `path`; returns the one for people, with the names of the files."""
+    from flowbench.commands.reporting import terminal_style
     from flowbench.report import grid, render, templating
     from flowbench.report.facts import facts_of
-    from flowbench.reporting import terminal_style
 
     missing = templating.unavailable()
     written = [path]

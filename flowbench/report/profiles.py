@@ -1,0 +1,71 @@
+"""Profiled steps in words: op by op, the tensors at the peak, and what changed between two sides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from flowbench.cell import Cell
+from flowbench.judge.explanation import MOST_SHOWN, Explanation, Moved, explain, stands_for
+from flowbench.record.profile import Profile
+from flowbench.record.run import RunDocument
+from flowbench.report.words import milliseconds, one_line
+
+
+def changes(document: RunDocument) -> Iterator[str]:
+    """What changed in each cell that has profiles of both sides, in words."""
+    for case in document.cases:
+        sides = {stands_for(document, cell): document.profile_of(cell) for cell in document.cells_of(case)}
+        for (engine, side), head in sides.items():
+            base = sides.get((engine, "base"))
+            if side == "head" and head is not None and base is not None:
+                yield f"\n{one_line(case.label)} {one_line(engine)}"
+                yield from changed(explain(base, head))
+
+
+def profile_lines(cell: Cell, profile: Profile) -> Iterator[str]:
+    """A profile in words: its ops, its peak and the tensors alive there, the largest first."""
+    yield f"{one_line(cell.label)}: one step op by op, {milliseconds(profile.step_ms)} ms (slower than a timed step)"
+    for op in profile.ops[:MOST_SHOWN]:
+        share = 100 * op.total_ms / profile.ops_ms if profile.ops_ms else 0.0
+        name = _name(op.op, op.shape, op.module)
+        yield f"  {milliseconds(op.total_ms):>9} ms  {share:4.1f} %  {op.calls:>3} x  {name}"
+    if profile.peak_bytes is not None:
+        yield f"peak: {_size(profile.peak_bytes)}, {milliseconds(profile.peak_at_ms or 0.0)} ms into the step"
+    for tensor in profile.tensors[:MOST_SHOWN]:
+        name = _name(tensor.op, tensor.shape, tensor.module)
+        yield f"  {_size(tensor.total_bytes):>9}  {tensor.count:>4} x  {name}"
+    for text in profile.missing:
+        yield f"not available: {one_line(text)}"
+
+
+def changed(explanation: Explanation) -> Iterator[str]:
+    """What changed, in words."""
+    base_ms, head_ms = explanation.step_ms
+    yield f"what changed from base to head (profiled step: {milliseconds(base_ms)} -> {milliseconds(head_ms)} ms):"
+    yield from _moves("ops whose time moved most, ms", explanation.ops, milliseconds)
+    if explanation.peak_bytes is not None:
+        base, head = explanation.peak_bytes
+        yield f"peak: {_size(base)} -> {_size(head)}"
+        yield from _moves("tensors alive at the peak that differ", explanation.tensors, _size)
+
+
+def _moves(title: str, moves: tuple[Moved, ...], word: Callable[[float], str]) -> Iterator[str]:
+    yield f"  {title}:" if moves else f"  {title}: none"
+    for one in moves:
+        unlisted = f"< {word(one.unlisted_below)}" if one.unlisted_below is not None else "none"
+        base, head = (unlisted if side is None else word(side) for side in (one.base, one.head))
+        sign = "+" if one.least_change > 0 else "-"
+        yield f"    {base:>12} -> {head:>12}  {sign}{word(abs(one.least_change))}  {_name(one.op, one.shape, one.module)}"
+
+
+def _size(nbytes: float) -> str:
+    """Bytes as people write them."""
+    units = ["B", "KiB", "MiB", "GiB"]
+    while nbytes >= 1024 and len(units) > 1:
+        nbytes /= 1024
+        del units[0]
+    return f"{nbytes:.0f} B" if units[0] == "B" else f"{nbytes:.1f} {units[0]}"
+
+
+def _name(op: str, shape: str, module: str) -> str:
+    return one_line(f"{op} {shape}".strip() + (f" in {module}" if module else ""))
