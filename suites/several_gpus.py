@@ -29,16 +29,16 @@ sys.path.insert(0, str(ROOT))  # run as a script
 import psutil  # noqa: E402
 
 from flowbench.cell import Case, Cell  # noqa: E402
+from flowbench.commands.running import interruptible  # noqa: E402
 from flowbench.engine import Task, load_engine  # noqa: E402
 from flowbench.errors import FlowbenchError  # noqa: E402
 from flowbench.measure.plan import Request  # noqa: E402
+from flowbench.measure.progress import duration  # noqa: E402
 from flowbench.measure.resumption import check_resumable  # noqa: E402
-from flowbench.progress import duration  # noqa: E402
 from flowbench.record.document import read_document  # noqa: E402
 from flowbench.record.machine import read_machine  # noqa: E402
 from flowbench.record.run import RunDocument  # noqa: E402
 from flowbench.record.store import write_whole  # noqa: E402
-from flowbench.sitting import interruptible  # noqa: E402
 from flowbench.workload.data import make_batches, make_weights  # noqa: E402
 from flowbench.workload.losses import LEARNING_RATE, MOMENTUM  # noqa: E402
 from flowbench.workload.models import describe_model  # noqa: E402

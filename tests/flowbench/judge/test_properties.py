@@ -16,7 +16,8 @@ from flowbench.judge.memory import judge_memory
 from flowbench.judge.stats import paired_ratio
 from flowbench.judge.times import Evidence, judge_times
 from flowbench.judge.verdict import Change, Comparison, Verdict
-from flowbench.record.run import RunDocument, Sample
+from flowbench.record.run import RunDocument
+from flowbench.record.sample import Sample
 
 MIRRORED = {
     Verdict.SLOWER: Verdict.FASTER, Verdict.LARGER: Verdict.SMALLER, Verdict.LOST: Verdict.NEW,
