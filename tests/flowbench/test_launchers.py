@@ -104,7 +104,9 @@ def test_a_launcher_that_is_not_there_is_named_by_the_plan(launcher: str, monkey
     asked = Request(preset="smoke", engines=("toy",), reference="none", models=("linear",), launcher=launcher)
     with pytest.raises(FlowbenchError, match=f"launcher {launcher} is not installed here.*leave --launcher out"):
         plan_run(replace(asked, world_sizes=(2,)), ("test",))
-    with pytest.raises(FlowbenchError, match=f"--launcher {launcher} starts ranks that train together, and no cell here"):
+    with pytest.raises(
+        FlowbenchError, match=f"--launcher {launcher} starts ranks that train together, and no cell here"
+    ):
         plan_run(replace(asked, world_sizes=(1,)), ("test",))
 
 

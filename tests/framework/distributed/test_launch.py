@@ -98,7 +98,7 @@ def test_ranks_get_their_place_and_arguments(tmp_path: Path) -> None:
 
 def test_machines_count_on_and_output_can_stay_as_it_is(tmp_path: Path) -> None:
     # A line in one piece: without a prefix nobody keeps the ranks' lines apart.
-    code = "import os; os.write(1, f'{os.environ[\"RANK\"]} {os.environ[\"WORLD_SIZE\"]}\\n'.encode())"
+    code = 'import os; os.write(1, f\'{os.environ["RANK"]} {os.environ["WORLD_SIZE"]}\\n\'.encode())'
     (tmp_path / "a_module.py").write_text(code)
     several = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--master-port", str(free_port())]
     answer = subprocess.run(
