@@ -16,13 +16,13 @@ from flowbench.judge.documents import judge_documents
 from flowbench.judge.explanation import worse_cells
 from flowbench.judge.limits import cell_name, check_limits, check_patterns, parse_limits
 from flowbench.judge.verdict import ComparisonSet
+from flowbench.measure.comparison_session import Place, run_comparison
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.profiling import profile_cells
 from flowbench.measure.progress import ProgressDisplay
 from flowbench.measure.refs import WORKING_TREE, placed_sides
 from flowbench.measure.resumption import check_resumable, check_same_sides, resumed_protocol, whole_pairs
-from flowbench.measure.together import Place, run_comparison
 from flowbench.measure.wire import job_of
 from flowbench.record import store
 from flowbench.record.document import read_document

@@ -23,12 +23,12 @@ from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.false_alarms import noise_floor, pair_spread, rate_of, smallest_found, verdicts_of
 from flowbench.judge.times import Evidence, pair_log_ratio, percent
 from flowbench.judge.verdict import Verdict
+from flowbench.measure.comparison_session import Place, run_comparison
 from flowbench.measure.plan import NO_REFERENCE, Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.processes import child_environment
 from flowbench.measure.refs import placed_copy
 from flowbench.measure.session import Silent
-from flowbench.measure.together import Place, run_comparison
 from flowbench.record import aa as record
 from flowbench.record import store
 from flowbench.record.noise import NoiseFloor, keep_floor, read_floors

@@ -16,13 +16,13 @@ from flowbench.cell import Case, Cell
 from flowbench.commands import comparing, false_alarms, running
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.verdict import Verdict
+from flowbench.measure.comparison_session import ComparisonSession, Place, cores_of
 from flowbench.measure.disturbance import Counters, disturbances, slept_s
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.processes import marked
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Silent
-from flowbench.measure.together import Place, TogetherSession, cores_of
 from flowbench.record import aa, store
 from flowbench.record.document import read_document
 from flowbench.record.run import Ending, RunDocument, Side
@@ -191,8 +191,8 @@ def test_the_wall_cap_counts_what_was_measured_before_a_pause(tmp_path: Path) ->
         document, samples=(failed,), protocol=dataclasses.replace(document.protocol, wall_cap_s=39.0)
     )
     path = store.create(tmp_path, document)
-    assert TogetherSession(path, document, {}, Silent()).over_wall_cap()
-    assert not TogetherSession(path, dataclasses.replace(document, samples=()), {}, Silent()).over_wall_cap()
+    assert ComparisonSession(path, document, {}, Silent()).over_wall_cap()
+    assert not ComparisonSession(path, dataclasses.replace(document, samples=()), {}, Silent()).over_wall_cap()
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ def test_a_round_that_the_machine_slept_through_is_measured_anew(tmp_path: Path)
         ]
     )
     path = store.create(tmp_path / "out", document)
-    session = TogetherSession(
+    session = ComparisonSession(
         path, document, dict.fromkeys(("base", "head"), Place()), Silent(), lambda: next(readings)
     )
     session._round(document.cases[0], 0)  # the repository's own framework serves: the toy fails in it, twice

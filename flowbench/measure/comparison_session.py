@@ -39,10 +39,10 @@ def run_comparison(path: Path, document: RunDocument, places: Mapping[str, Place
 
     KeyboardInterrupt passes through after all processes are gone and the document says how far it came.
     """
-    return TogetherSession(path, document, places, watcher).carry_out()
+    return ComparisonSession(path, document, places, watcher).carry_out()
 
 
-class TogetherSession(Session):
+class ComparisonSession(Session):
     """Rounds over all open cases: a case is closed when its intervals are narrow, its sides have failed, or time is up."""
 
     def __init__(
