@@ -21,7 +21,7 @@ _DRAW_WEIGHT = partial(init.kaiming_uniform_, gain=1 / sqrt(3))
 
 
 class Conv2d(Module):
-    """A convolution over images; weight [out, in/groups, kh, kw], drawn from U(-1/√fan_in, 1/√fan_in).
+    """A convolution over images [N, in, H, W]; weight [out, in/groups, kh, kw], drawn from U(-1/√fan_in, 1/√fan_in).
 
     `draw_weight` fills the new weight in its own way instead.
     """
@@ -69,7 +69,10 @@ class Conv2d(Module):
 
 
 class BatchNorm2d(Module):
-    """Batch normalisation of images, which can add a residual and apply a ReLU in the same pass."""
+    """Batch normalisation of images [N, C, H, W], which can add a residual and apply a ReLU in the same pass.
+
+    In training by the batch's mean and variance per channel, which also move the running ones; else by the running ones.
+    """
 
     def __init__(self, num_features: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
         super().__init__()
@@ -135,7 +138,7 @@ class BatchNorm2d(Module):
 
 
 class Linear(Module):
-    """x · weightᵀ + bias; weight [out, in], both drawn from U(-1/√in, 1/√in)."""
+    """x · weightᵀ + bias, [N, in] to [N, out]; weight [out, in], both drawn from U(-1/√in, 1/√in)."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__()
@@ -151,7 +154,7 @@ class Linear(Module):
 
 
 class MaxPool2d(Module):
-    """The largest element of each window."""
+    """The largest element of each window of images [N, C, H, W]; `stride` is the window's size where it is not given."""
 
     def __init__(self, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> None:
         super().__init__()
@@ -162,7 +165,7 @@ class MaxPool2d(Module):
 
 
 class AdaptiveAvgPool2d(Module):
-    """The mean over each image, for an output of 1×1."""
+    """The mean over each channel's image: [N, C, H, W] to [N, C, 1, 1]."""
 
     def __init__(self, output_size: int | Pair) -> None:
         super().__init__()
@@ -181,7 +184,7 @@ class ReLU(Module):
 
 
 class Flatten(Module):
-    """Joins all dimensions behind the batch's."""
+    """Joins all dimensions behind the batch's: [N, …] to [N, elements of one]."""
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x, 1)
