@@ -52,13 +52,9 @@ class Measured:
     @property
     def ratio(self) -> Ratio | None:
         """Reference time / this cell's time over the matched rounds; None for the reference itself, or without any."""
-        from flowbench.judge.pairs import matched_samples, ratio_of
+        from flowbench.judge.pairs import ratio_to_reference
 
-        others = [cell for cell in self.document.cells_of(self.cell.case) if cell.engine == self.document.reference]
-        if not others or others[0] == self.cell:
-            return None
-        pairs = matched_samples(self.document, others[0], self.cell)
-        return ratio_of(pairs) if pairs else None
+        return ratio_to_reference(self.document, self.cell)
 
     def replay(self) -> None:
         """Tell pytest-benchmark the times, the memory and the losses; fails where the cell failed or is void."""

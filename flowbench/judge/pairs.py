@@ -19,7 +19,13 @@ def matched_samples(document: RunDocument, reference: Cell, subject: Cell) -> tu
 
 
 def relative_speed(document: RunDocument, cell: Cell | None) -> float | None:
-    """How many times the reference's speed `cell` runs at: `ratio_of` the rounds that both are in, in the geometric mean.
+    """How many times the reference's speed `cell` runs at: the geometric mean of `ratio_to_reference`, None without it."""
+    ratio = ratio_to_reference(document, cell)
+    return ratio.geometric_mean if ratio else None
+
+
+def ratio_to_reference(document: RunDocument, cell: Cell | None) -> Ratio | None:
+    """Reference time / the cell's time over the rounds that both are in.
 
     None without a cell or a reference, for the reference itself, and where either has a sample that is not ok: figures of
     the rest would hide it.
@@ -32,7 +38,7 @@ def relative_speed(document: RunDocument, cell: Cell | None) -> float | None:
     if any(sample.status != "ok" for side in (reference, cell) for sample in document.samples_of(side)):
         return None
     pairs = matched_samples(document, reference, cell)
-    return ratio_of(pairs).geometric_mean if pairs else None
+    return ratio_of(pairs) if pairs else None
 
 
 def ratio_of(pairs: tuple[tuple[Sample, Sample], ...]) -> Ratio:
