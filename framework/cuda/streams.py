@@ -8,7 +8,7 @@ it. So nobody has to wait by hand or to call `record_stream`; `wait_stream` and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from framework.cuda.devices import DeviceLike, cuda_device
@@ -75,9 +75,9 @@ class Stream:
     def __repr__(self) -> str:
         return f"flow.cuda.Stream({str(self.device)!r}, {self.cuda_stream:#x})"
 
-    def __del__(self) -> None:
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Absent where __init__ found no device.
-        if getattr(self, "_is_own", False) and not sys.is_finalizing():
+        if getattr(self, "_is_own", False) and not _is_finalizing():
             machine.remove_stream(self._stream)
 
 
@@ -143,10 +143,10 @@ class Event:
             raise RuntimeError("elapsed_time needs two events made with enable_timing=True")
         return float(vm_cuda.api().eventElapsedTime(self._event, end._event))
 
-    def __del__(self) -> None:
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Absent where __init__ found no device.
         event = getattr(self, "_event", None)
-        if event is not None and not sys.is_finalizing():
+        if event is not None and not _is_finalizing():
             vm_cuda.api().eventDestroy(event)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
@@ -111,8 +111,9 @@ class Descriptor:
         )
         return found[: count.value]
 
-    def __del__(self) -> None:
-        if self.pointer and not sys.is_finalizing():
+    # Bound here: at the end of the process a module's names may be gone before its last objects.
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.pointer and not _is_finalizing():
             functions().cudnnBackendDestroyDescriptor(self.pointer)
 
 
@@ -243,9 +244,9 @@ class Plan:
             destroy(pack)
         self._packs.clear()
 
-    def __del__(self) -> None:
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Absent where __init__ failed; at the end of the process all goes anyway, and the driver may be gone.
-        if getattr(self, "_packs", None) and not sys.is_finalizing():
+        if getattr(self, "_packs", None) and not _is_finalizing():
             self._drop_packs()
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import framework as flow
+from framework.cuda import streams
 from framework.device import Device
-from framework.kernels.cuda import disk, library
+from framework.kernels.cuda import cudnn, disk, library
 
 
 def test_devices_have_names():
@@ -71,3 +73,21 @@ def test_a_missing_library_names_its_package(monkeypatch, cuda, package):
     library.load.cache_clear()
     assert f"`pip install {package}` brings it" in (library.why("cudnn") or "")
     library.load.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("of", "held"),
+    [
+        (cudnn.Descriptor, {"pointer": 1}),
+        (cudnn.Plan, {"_packs": {0: 1}}),
+        (streams.Stream, {"_is_own": True, "_stream": None}),
+        (streams.Event, {"_event": 1}),
+    ],
+)
+def test_what_dies_with_the_process_leaves_the_driver_alone(of: type, held: dict, monkeypatch: pytest.MonkeyPatch):
+    module = sys.modules[of.__module__]
+    for name in [name for name in vars(module) if not name.startswith("__")]:
+        monkeypatch.delattr(module, name)  # as at the end of an interpreter
+    of.__del__(SimpleNamespace(**held), lambda: True)
+    with pytest.raises((NameError, AttributeError)):  # it would have gone on to the driver
+        of.__del__(SimpleNamespace(**held), lambda: False)
