@@ -17,6 +17,7 @@ KERNELS = "kernels and vm know no autograd"
 AUTOGRAD = "autograd knows no op"
 OPS = "ops know no device"
 PURE = "judge and report do no I/O"
+FLOORS = "flowbench's rooms import those below alone"
 
 
 def broken_contracts(root: Path) -> set[str]:
@@ -62,6 +63,9 @@ def test_the_packages_keep_every_rule(copy: Path) -> None:
         ("flowbench/report/__init__.py", "import os", PURE),
         ("flowbench/report/facts.py", "from pathlib import Path", PURE),
         ("flowbench/judge/stats.py", "def f():\n    import time", PURE),
+        ("flowbench/record/run.py", "def f():\n    from flowbench.judge import points", FLOORS),
+        ("flowbench/measure/session.py", "from flowbench.report import facts", FLOORS),
+        ("flowbench/commands/running.py", "import flowbench.cli", FLOORS),
     ],
 )
 def test_breaking_a_rule_is_found(copy: Path, file: str, line: str, contract: str) -> None:
