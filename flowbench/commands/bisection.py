@@ -142,7 +142,10 @@ class _Git:
 
     def commit(self, ref: str) -> str:
         """The commit of a ref; raises FlowbenchError where there is none."""
-        self.run("rev-parse", "--git-dir")
+        if self.fails("rev-parse", "--git-dir"):
+            raise FlowbenchError(
+                f"{self._directory} is in no git repository, so there are no commits to search: run flowbench in a clone"
+            )
         return resolve(self._directory, ref)
 
     def subject(self, commit: str) -> str:

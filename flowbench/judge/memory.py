@@ -24,6 +24,10 @@ STEPS: Mapping[MemoryKind, int] = {
 _NO_CHANGE = 0.005
 
 
+# What the system says of a process differs from start to start: one pair has no direction there.
+_FROM_OUTSIDE: tuple[MemoryKind, ...] = ("peak on the GPU", "peak resident")
+
+
 @dataclass(frozen=True)
 class MemoryJudgement:
     """What the peaks of one kind say; `base` and `head` are medians over the pairs, in bytes."""
@@ -62,7 +66,8 @@ def both_peaks(
 def judge_memory(kind: MemoryKind, base_bytes: Sequence[int], head_bytes: Sequence[int]) -> MemoryJudgement:
     """The judgement of one kind of peak, measured in pairs; ValueError where there are none.
 
-    `larger` and `smaller` demand the same direction, by more than a step of granularity, in every pair.
+    `larger` and `smaller` demand the same direction, by more than a step of granularity, in every pair; and two pairs, where
+    the system measured and not the allocator.
     """
     if not base_bytes or len(base_bytes) != len(head_bytes):
         raise ValueError(
@@ -73,7 +78,9 @@ def judge_memory(kind: MemoryKind, base_bytes: Sequence[int], head_bytes: Sequen
     base, head = statistics.median(base_bytes), statistics.median(head_bytes)
     count = f"{len(changes)} pairs" if len(changes) > 1 else "the only pair"
     verdict, reason = Verdict.UNCLEAR, f"the pairs disagree: from {min(changes):+,d} to {max(changes):+,d} bytes"
-    if all(change > step for change in changes):
+    if len(changes) == 1 and kind in _FROM_OUTSIDE and abs(changes[0]) > step:
+        reason = f"{changes[0]:+,d} bytes in the only pair, which may differ so from start to start"
+    elif all(change > step for change in changes):
         verdict, reason = Verdict.LARGER, f"larger in {count}, by {_range(changes)}"
     elif all(change < -step for change in changes):
         verdict, reason = Verdict.SMALLER, f"smaller in {count}, by {_range([-change for change in changes])}"

@@ -182,6 +182,15 @@ def test_memory_needs_a_step_in_the_same_direction_in_all_pairs(
     assert judge_memory("peak allocated", base, head).verdict is verdict
 
 
+def test_what_the_system_measures_takes_two_pairs() -> None:
+    for kind in ("peak resident", "peak on the GPU"):
+        assert judge_memory(kind, [MIB], [100 * MIB]).verdict is Verdict.UNCLEAR
+        assert judge_memory(kind, [100 * MIB], [MIB]).verdict is Verdict.UNCLEAR
+        assert judge_memory(kind, [MIB], [2 * MIB]).verdict is Verdict.SAME
+        assert judge_memory(kind, [MIB] * 2, [100 * MIB] * 2).verdict is Verdict.LARGER
+    assert judge_memory("peak allocated", [MIB], [100 * MIB]).verdict is Verdict.LARGER
+
+
 def test_documents_are_compared_by_their_references() -> None:
     base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
     twice_as_slow_a_day = plain({"flow-eager": 200.0, "torch-eager": 240.0})
