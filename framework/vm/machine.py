@@ -108,24 +108,21 @@ class Machine:
         outputs = kernel.outputs
 
         def issue_kernel(*operands: Array | None) -> None:
-            if not self._plain and self._is_more(operands, outputs):
-                self.issue(Instruction(kernel, operands, attributes))
-                return
+            if not self._plain:
+                # Where there is more to do than to run it; mostly no operand was used by another stream.
+                is_more = self._observers or self._redirections
+                for operand in operands:
+                    if operand is not None and operand.storage.uses is not None:
+                        is_more = is_more or _must_wait(operands, outputs)
+                if is_more:
+                    self.issue(Instruction(kernel, operands, attributes))
+                    return
             for operand in operands[:outputs]:
                 if operand is not None:
                     operand.storage.version += 1
             run(*operands)
 
         return issue_kernel
-
-    def _is_more(self, operands: tuple[Array | None, ...], outputs: int) -> bool:
-        """Whether there is more to do for an instruction than to run it, although not all is plain now."""
-        if self._observers or self._redirections:
-            return True
-        for operand in operands:
-            if operand is not None and operand.storage.uses is not None:
-                return _must_wait(operands, outputs)
-        return False
 
     def settle(self, array: Array) -> None:
         """Lets the first stream of the array's device wait for all other use of it: before the host takes it in hand."""

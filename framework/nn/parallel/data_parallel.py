@@ -20,6 +20,7 @@ from framework.nn.parallel.join import BUFFERS, Join
 from framework.nn.parallel.reducer import Reducer
 from framework.nn.sync_batch_norm import SyncBatchNorm
 from framework.tensor import Tensor
+from framework.vm.array import Array
 
 _MB = 1024 * 1024
 
@@ -59,6 +60,9 @@ class DistributedDataParallel(Module):
         self.group = process_group or world().everyone
         self.joining: Join | None = None
         self._averages = True
+        # How parameters were seen last: where nothing at all has changed since, there is no more to look at.
+        self._wanted: list[bool] = []
+        self._arrays: list[Array] = []
         # Walking through all modules in every step would take longer than all else here.
         self._all = list(module.parameters())
         check_agreement(module, self.group)
@@ -76,7 +80,7 @@ class DistributedDataParallel(Module):
         records = is_grad_enabled()
         averages = records and self._averages
         if averages and self.training:
-            if self._kinds != self._read_kinds():
+            if self._has_changed():
                 self._remake_reducer()
             if self.broadcast_buffers:
                 first = self.joining.announce(BUFFERS) if self.joining else self.group.ranks[0]
@@ -138,6 +142,17 @@ class DistributedDataParallel(Module):
 
     def describe(self) -> str:
         return f"{self.group.size} ranks, buckets of {self.bucket_cap_mb:g} MiB"
+
+    def _has_changed(self) -> bool:
+        """Whether parameters are not any more as the buckets were made for."""
+        wanted, arrays = (
+            [parameter.requires_grad for parameter in self._all],
+            [parameter.array for parameter in self._all],
+        )
+        if wanted == self._wanted and arrays == self._arrays:
+            return False
+        self._wanted, self._arrays = wanted, arrays
+        return self._kinds != self._read_kinds()
 
     def _make_reducer(self) -> None:
         self._kinds = self._read_kinds()
