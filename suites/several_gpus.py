@@ -30,7 +30,8 @@ import psutil  # noqa: E402
 
 from flowbench.cell import Case, Cell  # noqa: E402
 from flowbench.commands.running import interruptible  # noqa: E402
-from flowbench.engine import Task, load_engine  # noqa: E402
+from flowbench.engine import Task  # noqa: E402
+from flowbench.engine_registry import load_engine  # noqa: E402
 from flowbench.errors import FlowbenchError  # noqa: E402
 from flowbench.measure.plan import Request  # noqa: E402
 from flowbench.measure.progress import duration  # noqa: E402

@@ -13,7 +13,7 @@ from typing import Literal
 import psutil
 
 from flowbench import nvml
-from flowbench.engine import ask, engine_names, load_engine, skipped_engines
+from flowbench.engine_registry import ask, engine_names, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.disturbance import BUSY_SHARE, STEAL_SHARE, Counters, read_counters
 from flowbench.measure.memory import ResidentMeter

@@ -12,7 +12,8 @@ from typing import Literal
 
 import flowbench
 from flowbench.cell import Case, Cell, Device
-from flowbench.engine import Engine, ask, device_refusal, load_engine, skipped_engines
+from flowbench.engine import Engine
+from flowbench.engine_registry import ask, device_refusal, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.launchers import find_launcher
 from flowbench.measure.schedule import ORDER

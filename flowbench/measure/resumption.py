@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import flowbench
-from flowbench.engine import load_engine
+from flowbench.engine_registry import load_engine
 from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import comparison_of, matched_sides
 from flowbench.measure.plan import NO_REFERENCE, Request, why_not

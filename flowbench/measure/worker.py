@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flowbench.engine import Engine, Task, Training, load_engine
+from flowbench.engine import Engine, Task, Training
+from flowbench.engine_registry import load_engine
 from flowbench.measure.bounding import bounded
 from flowbench.measure.clock import time_by_events, time_issue, time_step
 from flowbench.measure.gpu_memory import DriverMeter

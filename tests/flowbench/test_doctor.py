@@ -18,7 +18,7 @@ from flowbench.commands.doctor import (
     library_checks,
     machine_checks,
 )
-from flowbench.engine import load_engine
+from flowbench.engine_registry import load_engine
 from flowbench.measure.disturbance import Counters
 from flowbench.nvml import open_driver
 from flowbench.record.run import Gpu, Machine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,15 @@ from pathlib import Path
 import pytest
 
 import flowbench
-from flowbench.engine import Engine, engine_names, load_engine, skipped_engines
+from flowbench.engine import Engine
+from flowbench.engine_registry import engine_names, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 
 
 def test_the_built_in_engines_are_there_without_loading_their_frameworks(repository: Path) -> None:
     code = (
-        "import sys\nfrom flowbench.engine import *\n"
+        "import sys\nfrom flowbench.engine_registry import load_engine\n"
         "print([(load_engine(n).display_name, load_engine(n).unavailable()) for n in "
         "('flow-eager', 'torch-eager', 'torch-channels-last')])\nprint('torch' in sys.modules, 'framework' in sys.modules)"
     )
@@ -99,10 +101,8 @@ def test_what_may_spoil_a_run_is_noted_before_it() -> None:
 
 
 def test_without_torch_flow_runs_alone_and_there_is_no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    import flowbench.engine as registry
-
-    find_spec = registry.importlib.util.find_spec
-    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find_spec(name))
     document = plan_run(Request(preset="smoke"), ("test",))
     assert document.reference is None
     assert {cell.engine for cell in document.cells} == {"flow-eager"}

@@ -11,7 +11,8 @@ import pytest
 from flowbench import cli
 from flowbench.cell import Case, Cell
 from flowbench.commands import explaining
-from flowbench.engine import Batch, HeldTensor, OpCall, StepProfile, Task, load_engine
+from flowbench.engine import Batch, HeldTensor, OpCall, StepProfile, Task
+from flowbench.engine_registry import load_engine
 from flowbench.errors import FlowbenchError
 from flowbench.judge.explanation import explain, worse_cells
 from flowbench.measure.bounding import bounded

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from flowbench.cell import Case, Cell
-from flowbench.engine import Task, load_engine
+from flowbench.engine import Task
+from flowbench.engine_registry import load_engine
 from flowbench.errors import FlowbenchError
 from flowbench.workload.data import make_batches, make_weights
 from flowbench.workload.losses import TOLERANCE, allowed_difference, compare_losses
