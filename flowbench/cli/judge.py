@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from flowbench.cli.parameter_types import COUNT, ImageShape, ManyValues, Percent, Seconds
+from flowbench.cli.parameter_types import COUNT, ImageShape, ManyValues, Pattern, Percent, Seconds
 from flowbench.output import say
 
 
@@ -106,7 +106,7 @@ def aa(sittings: int, slowdowns: tuple[float, ...], load: bool, out: Path, **ask
 @click.command(cls=ManyValues)
 @click.argument("good")
 @click.argument("bad")
-@click.option("--cell", "pattern", required=True, metavar="PATTERN",
+@click.option("--cell", "pattern", required=True, type=Pattern(), metavar="PATTERN",
               help="The one cell to measure: a part of its label or key, or * and ? as in a shell.")  # fmt: skip
 @click.option("--what", type=click.Choice(["any", "time", "memory"]), default="any", show_default=True,
               help="What became worse; the worst of it at BAD is followed.")  # fmt: skip

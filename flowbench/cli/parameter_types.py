@@ -43,6 +43,17 @@ class ImageShape(click.ParamType):
         return shape
 
 
+class Pattern(click.ParamType):
+    """A part of a name, or a pattern of one; an empty one, such as a variable that is not set, would fit everything."""
+
+    name = "pattern"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not value.strip():
+            self.fail(f"{value!r} fits everything, expected a part of a name, or * for all", param, ctx)
+        return value
+
+
 class Seconds(click.ParamType):
     """A finite time above 0."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from flowbench.cli.parameter_types import Pattern
 from flowbench.output import read_text, say
 
 FORMATS = ("console", "speed-stats", "markdown", "html", "json", "junit", "csv", "parquet", "openmetrics")
@@ -36,7 +37,7 @@ def report(
 
 @click.command()
 @click.argument("document", type=click.Path(path_type=Path))
-@click.argument("cell")
+@click.argument("cell", type=Pattern())
 @click.option("--keep", is_flag=True, help="Write a profile that is taken now into the document.")
 def explain(document: Path, cell: str, keep: bool) -> None:
     """Show where a cell's time and memory go, op by op; and what changed, where a document compares two sides."""

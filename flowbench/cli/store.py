@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from flowbench.cli.parameter_types import Days
+from flowbench.cli.parameter_types import Days, Pattern
 from flowbench.output import read_text, say
 
 _STORE = click.option(
@@ -84,8 +84,8 @@ def reindex(store: Path) -> None:
 
 
 @click.group(invoke_without_command=True)
-@click.option("--cell", metavar="PATTERN", help="Cells with this in their name; * and ? as in a shell.")
-@click.option("--machine", metavar="PATTERN", help="Machines with this in their name.")
+@click.option("--cell", type=Pattern(), metavar="PATTERN", help="Cells with this in their name; * and ? as in a shell.")
+@click.option("--machine", type=Pattern(), metavar="PATTERN", help="Machines with this in their name.")
 @click.option("--format", "form", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 @_STORE
 @click.pass_context

@@ -158,6 +158,11 @@ def _one_cell(pattern: str, request: Request, command: Sequence[str]) -> Cell:
     plan = plan_run(request, command)
     ours = {engine.name for engine in plan.engines if engine.library == PACKAGE}
     cells = [cell for cell in plan.cells if cell.engine in ours]
+    if not cells:
+        names = ", ".join(engine.name for engine in plan.engines)
+        raise FlowbenchError(
+            f"commits of this repository do not differ in {names}: give an --engine that imports {PACKAGE}"
+        )
     found = [cell for cell in cells if fits(pattern, cell.key, cell.label)]
     exact = [cell for cell in found if pattern in (cell.key, cell.label)]
     if len(exact or found) == 1:

@@ -113,3 +113,7 @@ def test_one_cell_is_asked_for(tmp_path: Path) -> None:
         bisecting.search("a", "b", "resnet", "any", request, tmp_path, (), resume=False)
     with pytest.raises(FlowbenchError, match="--cell 'nothing' fits 0 cells, expected one: "):
         bisecting.search("a", "b", "nothing", "any", request, tmp_path, (), resume=False)
+    with pytest.raises(FlowbenchError, match="do not differ in torch-eager: give an --engine that imports framework"):
+        bisecting.search(
+            "a", "b", "resnet", "any", replace(request, engines=("torch-eager",)), tmp_path, (), resume=False
+        )

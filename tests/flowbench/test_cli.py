@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 
 from flowbench.cell import Case, Cell
+from flowbench.cli.entry_point import main
 from flowbench.cli.report import FORMATS
 from flowbench.engines.flow import FlowEager
 from flowbench.presets import PRESETS
@@ -303,3 +304,19 @@ def test_different_cells_never_share_a_key() -> None:
     cells = [Cell.of(case, engine) for case in variants for engine in ("e", "e/a")]
     assert len({cell.key for cell in cells}) == len(cells)
     assert [cell.case for cell in cells[::2]] == variants
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["bisect", "a", "b", "--cell", ""],
+        ["explain", "run.json", " "],
+        ["history", "--cell", ""],
+        ["history", "--machine", ""],
+    ],
+)
+def test_an_empty_pattern_is_not_taken_for_all(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert "fits everything, expected a part of a name, or * for all" in capsys.readouterr().err
