@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     _check(parser, options)
     local_size = _rank_count(parser, options.nproc_per_node)
-    with _reserve(parser, options) as reserved:
+    with _reserve(parser, options) as reserved, _claim(parser, options, reserved):
         port = options.master_port or reserved.getsockname()[1]
         plan = Plan(
             command=_command(parser, options),
@@ -107,6 +107,21 @@ def _reserve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> so
             f"port {options.master_port} cannot be had ({refused.strerror}): give a free one, or leave --master-port out"
         )
     return holder
+
+
+def _claim(parser: argparse.ArgumentParser, options: argparse.Namespace, reserved: socket.socket) -> socket.socket:
+    """Keeps the machine's other launches off the port until rank 0 listens at it: their ranks would come to ours."""
+    claim = socket.socket(socket.AF_UNIX)
+    if options.node_rank == 0 and sys.platform == "linux":
+        port = reserved.getsockname()[1]
+        try:
+            claim.bind(f"\0flow launch {port}")  # a name that goes with the process
+        except OSError:
+            claim.close()
+            parser.error(
+                f"port {port} is another launch's on this machine: give a free one, or leave --master-port out"
+            )
+    return claim
 
 
 def _command(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, ...]:

@@ -278,6 +278,24 @@ def test_a_port_in_use_is_said_in_one_line(tmp_path: Path) -> None:
     assert f"port {port} cannot be had" in err
 
 
+def test_a_port_of_another_launch_is_said_before_its_ranks_listen(tmp_path: Path) -> None:
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+    ready, port = tmp_path / "ready", str(free_port())
+    options = ("--nproc-per-node", "2", "--master-port", port)
+    waits = "open(sys.argv[1], 'w').close()\ntime.sleep(1000)"
+    first = Launch(folders[0], waits, *options, script_arguments=(str(ready),))
+    first.wait_for(ready)
+    status, out, err = Launch(folders[1], "", *options).finish()
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"port {port} is another launch's on this machine" in err
+    first.process.terminate()
+    assert first.finish()[0] == 143
+    # And it is free again.
+    assert Launch(folders[1], "", *options).finish()[0] == 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
