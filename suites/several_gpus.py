@@ -78,6 +78,11 @@ class Setting:
     out: Path = Path()
 
     @property
+    def reached(self) -> tuple[int, ...]:
+        """The world sizes for which there are GPUs; flowbench lists the others with the reason."""
+        return tuple(size for size in self.world_sizes if size <= self.ranks)
+
+    @property
     def round_s(self) -> float:
         """About how long one batch size takes at one world size: every engine once."""
         return sum(self.turn_s.values())
@@ -115,7 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sum(part.about_s for part in parts) > seconds - RESERVE_S:
         print(f"that is more than there is: the last may be cut. Go on with the same command and --out {setting.out}")
     setting.out.mkdir(parents=True, exist_ok=True)
-    lines: list[Figure] = []
+    absent = [size for size in setting.world_sizes if size > setting.ranks]
+    lines = [
+        Figure(f"{size} ranks", f"each needs a GPU of its own, and there are fewer here", "-", None) for size in absent
+    ]
     left = list(parts)
     try:
         with interruptible():
@@ -137,13 +145,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def plan(setting: Setting, seconds: float) -> list[Part]:
     """The parts, what matters most first, with as many pairs as there is time for; one at least."""
-    reached = sum(world_size <= setting.ranks for world_size in setting.world_sizes)
+    reached = len(setting.reached)
     sizes = sum(map(len, setting.batch_sizes))
     fitting = (seconds - 3 * setting.others_s) / (sizes * reached * setting.round_s)
     pairs = setting.pairs or max(1, min(MOST_PAIRS, int(fitting)))
 
     def sitting(batch_sizes: tuple[int, ...]) -> Part:
-        worlds = ", ".join(map(str, setting.world_sizes))
+        worlds = ", ".join(map(str, setting.reached))
         return Part(
             f"DDP beside PyTorch's, N = {', '.join(map(str, batch_sizes))} per rank, world sizes {worlds}",
             pairs * len(batch_sizes) * reached * setting.round_s,
@@ -233,12 +241,12 @@ def trained(setting: Setting, batch_sizes: tuple[int, ...], pairs: int, until: f
     document = sit(setting, name, setting.world_sizes, options, until, setting.round_s)
     lines: list[Figure] = []
     for size in batch_sizes:
-        for world_size in setting.world_sizes:
+        for world_size in setting.reached:
             own = figures.cell_of(document, FLOW, size, world_size)
             lines += figures.speeds(document, own, engines[1:])
             lines += figures.memory(document, own, setting.memory_kinds)
     if batch_sizes == setting.batch_sizes[0]:
-        lines += figures.scaling(document, batch_sizes[0], setting.world_sizes)
+        lines += figures.scaling(document, batch_sizes[0], setting.reached)
     if setting.device == "cuda":
         lines.append(figures.foreign_memory(document, batch_sizes))
     return lines

@@ -187,6 +187,22 @@ def test_a_run_on_the_cpu_measures_everything_and_is_gone_on_with(
     assert again[2:] == lines[3:]
 
 
+def test_world_sizes_beyond_the_gpus_are_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = document(ending=Ending("wall_cap", None, "the cap was reached"), samples=())
+    monkeypatch.setattr(several_gpus, "read_machine", lambda: whole.machine)
+    monkeypatch.setattr(several_gpus, "sit", lambda *_: whole)
+    for name in ("all_reduced", "killed", "agreed"):
+        monkeypatch.setattr(several_gpus, name, lambda *_: [Figure("another", "1", ">= 1", True)])
+    assert several_gpus.main(["--out", str(tmp_path)]) == 2
+    rows = [row for row in (tmp_path / "several-gpus.md").read_text().splitlines() if row.endswith("not measured |")]
+    assert [row for row in rows if "8 ranks" in row or "4 ranks" in row] == [
+        f"| {size} ranks | each needs a GPU of its own, and there are fewer here | - | not measured |"
+        for size in (8, 4)
+    ]
+    # Two speeds and two kinds of memory for each N and world size, the scaling, and memory on another's GPU thrice.
+    assert len(rows) == 2 + 6 * 2 * 4 + 1 + 3
+
+
 def test_without_a_gpu_the_way_out_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(several_gpus, "read_machine", lambda: replace(read_machine(), gpus=()))
     with pytest.raises(SystemExit) as ended:
