@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setting.out.mkdir(parents=True, exist_ok=True)
     absent = [size for size in setting.world_sizes if size > setting.ranks]
     lines = [
-        Figure(f"{size} ranks", f"each needs a GPU of its own, and there are fewer here", "-", None) for size in absent
+        Figure(f"{size} ranks", "each needs a GPU of its own, and there are fewer here", "-", None) for size in absent
     ]
     left = list(parts)
     try:
