@@ -170,7 +170,9 @@ def facts_of(document: RunDocument, changes: ComparisonSet | None = None, histor
         reference=reference_name,
         comparisons=tuple(comparisons),
         overall=tuple(_overall(comparisons)),
-        left_out=tuple(_left_out(document, names, labels)) + (changes.not_measured if changes else ()),
+        left_out=tuple(
+            dict.fromkeys([*_left_out(document, names, labels), *(changes.not_measured if changes else ())])
+        ),
         changes=changes,
         history=tuple(history),
     )

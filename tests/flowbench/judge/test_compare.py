@@ -15,8 +15,9 @@ from flowbench.judge.memory import judge_memory
 from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, Verdict
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.gpu import GpuUse
-from flowbench.record.run import RunDocument
+from flowbench.record.run import NotMeasured, RunDocument
 from flowbench.record.sample import Sample
+from flowbench.report.facts import facts_of
 
 
 def time_of(comparison: ComparisonSet, case: object = CASE) -> Comparison:
@@ -255,3 +256,9 @@ def test_only_unclear_is_told_apart_from_what_was_not_measured() -> None:
     ]
     assert [other.is_only_unclear for other in others] == [False] * len(others)
     assert {other.exit_code for other in others} == {0, 1, 2}
+
+
+def test_what_both_document_and_verdicts_leave_out_is_reported_once() -> None:
+    missing = NotMeasured("torch-eager", "torch is not installed; without it there is no reference, and no ratio")
+    document = dataclasses.replace(sitting(reference=False), not_measured=(missing,))
+    assert facts_of(document, judge_document(document)).left_out.count(missing) == 1
