@@ -83,13 +83,7 @@ class Rank:
         if job.slowdown:
             slow_down(training, job.slowdown, warmup_ms)
         self._wait()
-        gc.collect()
-        training.reset_peaks()
-        meter.reset()
-        if not meter.resets:
-            self.tell(
-                note="the peak of resident memory includes building and warm-up: the system does not let it be reset"
-            )
+        self._reset_peaks(training, meter)
         by_events = training.event() is not None
         steps_ms = self._timed_steps(training, meter, losses, job, by_events)
         self._enter("end")
@@ -154,6 +148,15 @@ class Rank:
             gpu_memory_limit_bytes=job.gpu_memory_limit_bytes,
         )
         return engine.build(task), held_before
+
+    def _reset_peaks(self, training: Training, meter: ResidentMeter) -> None:
+        gc.collect()
+        training.reset_peaks()
+        meter.reset()
+        if not meter.resets:
+            self.tell(
+                note="the peak of resident memory includes building and warm-up: the system does not let it be reset"
+            )
 
     def _timed_steps(
         self, training: Training, meter: ResidentMeter, losses: list[float | None], job: Job, by_events: bool
