@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import shutil
@@ -26,6 +27,7 @@ STAMP = SHARED / "installed.json"
 OLDEST_PYTHON = (3, 11)
 CUDA_13_DRIVER = 580
 CUDA_12_DRIVER = 525
+MOST_TEST_PROCESSES = 8  # a gigabyte each, and many tests start processes of their own
 
 nox.options.sessions = ["tests", "lint"]
 
@@ -44,9 +46,18 @@ def compare(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the whole test suite; what follows `--` goes to pytest."""
+    """Run the whole test suite, in a process per core; what follows `--` goes to pytest instead, in one process."""
     python = environment(session, ["torch", "report", "github", "history", "dev"], for_machine=True)
-    session.run(python, "-m", "pytest", "-q", *session.posargs, external=True)
+    if session.posargs:
+        session.run(python, "-m", "pytest", "-q", *session.posargs, external=True)
+        return
+    cores = usable_cores()
+    processes = min(cores, MOST_TEST_PROCESSES)
+    # `loadgroup`: what is marked `xdist_group` stays together, such as the tests that need a GPU (tests/conftest.py). Threads
+    # that spin while they wait would take the cores from the other processes' tests.
+    threads = {"OMP_NUM_THREADS": str(max(2, cores // processes)), "OMP_WAIT_POLICY": "passive"}
+    spread = ["-n", str(processes), "--dist", "loadgroup"]
+    session.run(python, "-m", "pytest", "-q", *spread, external=True, env=threads)
 
 
 @nox.session(venv_backend="none")
@@ -91,6 +102,11 @@ def flowbench(session: nox.Session, command: str) -> None:
             raise
         code = int(returned[1])
         sys.exit(code if code > 0 else 128 - code)
+
+
+def usable_cores() -> int:
+    """How many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment(session: nox.Session, extras: Sequence[str], *, for_machine: bool = False) -> str:

@@ -22,6 +22,7 @@ class Session:
 
     def __init__(self, fails: bool = False, reason: str | None = None) -> None:
         self.commands: list[tuple[str, ...]] = []
+        self.environments: list[object] = []
         self.lines: list[str] = []
         self.fails, self.reason = fails, reason
 
@@ -30,6 +31,7 @@ class Session:
 
     def run(self, *command: str, **options: object) -> None:
         self.commands.append(command)
+        self.environments.append(options.get("env"))
         if self.fails:
             raise noxfile.nox.command.CommandFailed(self.reason)
 
@@ -127,6 +129,29 @@ def test_a_failed_installation_is_not_taken_for_done_and_names_the_way_out(check
     session = Session()
     noxfile.install(session, Path("python"), ["torch"])
     assert len(session.commands) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "processes", "threads"), [(1, "1", "2"), (2, "2", "2"), (16, "8", "2"), (64, "8", "8")]
+)
+def test_the_whole_suite_is_shared_by_a_process_per_core(
+    monkeypatch: pytest.MonkeyPatch, cores: int, processes: str, threads: str
+) -> None:
+    monkeypatch.setattr(noxfile, "environment", lambda *_, **__: "python")
+    monkeypatch.setattr(noxfile, "usable_cores", lambda: cores)
+    session = Session()
+    session.posargs = ()
+    noxfile.tests(session)
+    assert session.commands == [("python", "-m", "pytest", "-q", "-n", processes, "--dist", "loadgroup")]
+    assert session.environments == [{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}]
+
+
+def test_what_is_given_to_pytest_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noxfile, "environment", lambda *_, **__: "python")
+    session = Session()
+    session.posargs = ("tests/test_house.py", "--pdb")
+    noxfile.tests(session)
+    assert session.commands == [("python", "-m", "pytest", "-q", "tests/test_house.py", "--pdb")]
 
 
 def test_an_environment_of_another_python_is_made_anew(checkout: Path) -> None:
