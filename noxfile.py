@@ -46,9 +46,9 @@ def compare(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Run the whole test suite, in a process per core; what follows `--` goes to pytest instead, in one process."""
+    """Run the whole test suite, shared by a process per core; what follows `--` goes to pytest instead, in one process."""
     python = environment(session, ["torch", "report", "github", "history", "dev"], for_machine=True)
-    if session.posargs:
+    if session.posargs or not imports(python, "xdist"):
         session.run(python, "-m", "pytest", "-q", *session.posargs, external=True)
         return
     cores = usable_cores()
@@ -102,6 +102,11 @@ def flowbench(session: nox.Session, command: str) -> None:
             raise
         code = int(returned[1])
         sys.exit(code if code > 0 else 128 - code)
+
+
+def imports(python: str, module: str) -> bool:
+    """Whether a Python, which with --no-venv may be anyone's, can import a module."""
+    return subprocess.run([python, "-c", f"import {module}"], capture_output=True, check=False).returncode == 0
 
 
 def usable_cores() -> int:

@@ -138,6 +138,7 @@ def test_the_whole_suite_is_shared_by_a_process_per_core(
     monkeypatch: pytest.MonkeyPatch, cores: int, processes: str, threads: str
 ) -> None:
     monkeypatch.setattr(noxfile, "environment", lambda *_, **__: "python")
+    monkeypatch.setattr(noxfile, "imports", lambda python, module: True)
     monkeypatch.setattr(noxfile, "usable_cores", lambda: cores)
     session = Session()
     session.posargs = ()
@@ -146,12 +147,21 @@ def test_the_whole_suite_is_shared_by_a_process_per_core(
     assert session.environments == [{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}]
 
 
-def test_what_is_given_to_pytest_runs_in_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("given", "spreads"), [(("tests/test_house.py", "--pdb"), True), ((), False)])
+def test_what_is_given_to_pytest_runs_in_one_process_and_so_does_all_where_nothing_spreads_it(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], spreads: bool
+) -> None:
     monkeypatch.setattr(noxfile, "environment", lambda *_, **__: "python")
+    monkeypatch.setattr(noxfile, "imports", lambda python, module: spreads)
     session = Session()
-    session.posargs = ("tests/test_house.py", "--pdb")
+    session.posargs = given
     noxfile.tests(session)
-    assert session.commands == [("python", "-m", "pytest", "-q", "tests/test_house.py", "--pdb")]
+    assert session.commands == [("python", "-m", "pytest", "-q", *given)]
+
+
+def test_a_python_is_asked_what_it_can_import() -> None:
+    assert noxfile.imports(sys.executable, "json")
+    assert not noxfile.imports(sys.executable, "a_package_nobody_has")
 
 
 def test_an_environment_of_another_python_is_made_anew(checkout: Path) -> None:
