@@ -40,7 +40,7 @@ def test_a_late_and_slow_rank_is_waited_for_and_shows() -> None:
     assert result.error is None
     quick, slow = result.ranks
     assert min(slow.steps_ms) >= 50
-    assert min(slow.steps_ms) > max(quick.steps_ms)
+    assert min(quick.steps_ms) < 50  # each rank's own: of three steps, one at least was not held up by other programs
 
 
 def test_the_first_failure_ends_the_group_under_its_ranks_name() -> None:
