@@ -72,6 +72,9 @@ def suite(pytester: pytest.Pytester, repository: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(repository), str(site)]))
     # Each pytest of these tests starts with the two plugins it is about, not with every one that is installed.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.delenv(
+        "PYTEST_XDIST_WORKER", raising=False
+    )  # benchmarks do not run where several processes share the tests
     return pytester
 
 

@@ -17,14 +17,13 @@ _STEP = 1e-5
 _TOLERANCE = 2e-8
 
 
-def check(function: Function, *values: np.ndarray) -> set[type[Operation]]:
+def check(function: Function, *values: np.ndarray) -> None:
     """Compares the gradients of every input, wanted alone and with the others, with inputs and result in several layouts.
 
-    Returns the operations that were walked. Raises AssertionError naming input and layout.
+    Raises AssertionError naming input and layout.
     """
     shape = function(*map(_leaf, values)).shape
     weights = np.random.default_rng(5).standard_normal(shape)
-    operations: set[type[Operation]] = set()
     for described, weight in (
         ("any gradient", weights),
         ("a repeated gradient", np.broadcast_to(np.array(0.75), shape)),
@@ -32,8 +31,7 @@ def check(function: Function, *values: np.ndarray) -> set[type[Operation]]:
         expected = [_differences(function, values, index, weight) for index in range(len(values))]
         for layout in ("row-major", "transposed", "channels-last"):
             for wanted in ([True] * len(values), *([k == i for k in range(len(values))] for i in range(len(values)))):
-                grads, root = _gradients(function, values, wanted, weight, layout)
-                operations |= _walked(root)
+                grads = _gradients(function, values, wanted, weight, layout)
                 for index, (got, want) in enumerate(zip(grads, expected, strict=True)):
                     where = f"input {index} of {len(values)}, wanted {wanted}, {layout}, {described}"
                     if not wanted[index]:
@@ -45,7 +43,17 @@ def check(function: Function, *values: np.ndarray) -> set[type[Operation]]:
                         continue
                     scale = max(1.0, float(np.abs(want).max(initial=0)))
                     np.testing.assert_allclose(got, want, rtol=0, atol=_TOLERANCE * scale, err_msg=where)
-    return operations
+
+
+def walked(function: Function, *values: np.ndarray) -> set[type[Operation]]:
+    """The operations whose gradients `check` compares."""
+    found, stack = set(), [function(*(_leaf(value).requires_grad_() for value in values)).node]
+    while stack:
+        node = stack.pop()
+        if node is not None and hasattr(node, "operation"):
+            found.add(node.operation)
+            stack += [edge[0] for edge in node.edges if edge is not None]
+    return found
 
 
 def _leaf(values: np.ndarray) -> flow.Tensor:
@@ -67,7 +75,7 @@ def _differences(function: Function, values: tuple[np.ndarray, ...], index: int,
 
 def _gradients(
     function: Function, values: tuple[np.ndarray, ...], wanted: list[bool], weight: np.ndarray, layout: str
-) -> tuple[list[Any], flow.Tensor]:
+) -> list[Any]:
     leaves, inputs, orders = [], [], []
     for value, want in zip(values, wanted, strict=True):
         order = _order(value.ndim, layout)
@@ -81,11 +89,10 @@ def _gradients(
     gradient = _gradient_tensor(weight, order)
     result = root if layout == "row-major" else root.permute(order)
     result.backward(gradient)
-    grads = [
+    return [
         None if leaf.grad is None else leaf.grad.numpy().transpose(inverse)
         for leaf, inverse in zip(leaves, orders, strict=True)
     ]
-    return grads, root
 
 
 def _gradient_tensor(weight: np.ndarray, order: list[int]) -> flow.Tensor:
@@ -99,13 +106,3 @@ def _order(ndim: int, layout: str) -> list[int]:
     if layout == "row-major":
         return list(range(ndim))
     return [0, 2, 3, 1] if layout == "channels-last" and ndim == 4 else list(range(ndim))[::-1]
-
-
-def _walked(root: flow.Tensor) -> set[type[Operation]]:
-    found, stack = set(), [root.node]
-    while stack:
-        node = stack.pop()
-        if node is not None and hasattr(node, "operation"):
-            found.add(node.operation)
-            stack += [edge[0] for edge in node.edges if edge is not None]
-    return found
