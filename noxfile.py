@@ -48,15 +48,16 @@ def compare(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the whole test suite, shared by a process per core; what follows `--` goes to pytest instead, in one process."""
     python = environment(session, ["torch", "report", "github", "history", "dev"], for_machine=True)
-    if session.posargs or not imports(python, "xdist"):
+    # A GPU is for one test at a time.
+    if session.posargs or nvidia_driver() is not None or not imports(python, "xdist"):
         session.run(python, "-m", "pytest", "-q", *session.posargs, external=True)
         return
     cores = usable_cores()
     processes = min(cores, MOST_TEST_PROCESSES)
-    # `loadgroup`: what is marked `xdist_group` stays together, such as the tests that need a GPU (tests/conftest.py). Threads
-    # that spin while they wait would take the cores from the other processes' tests.
+    # `worksteal` leaves neighbours together, which share fixtures. Threads that spin while they wait would take the cores from
+    # the other processes' tests.
     threads = {"OMP_NUM_THREADS": str(max(2, cores // processes)), "OMP_WAIT_POLICY": "passive"}
-    spread = ["-n", str(processes), "--dist", "loadgroup"]
+    spread = ["-n", str(processes), "--dist", "worksteal"]
     session.run(python, "-m", "pytest", "-q", *spread, external=True, env=threads)
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("contribution")  # one copy of the repository serves them all
 # Where a recipe puts its code: the first line of each block.
 PLACE = re.compile(r"# (?P<file>[\w/]+\.py)(?:, (?:at the end|below `(?P<anchor>[^`]+)`))?")
 

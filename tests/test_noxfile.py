@@ -139,20 +139,25 @@ def test_the_whole_suite_is_shared_by_a_process_per_core(
 ) -> None:
     monkeypatch.setattr(noxfile, "environment", lambda *_, **__: "python")
     monkeypatch.setattr(noxfile, "imports", lambda python, module: True)
+    monkeypatch.setattr(noxfile, "nvidia_driver", lambda: None)
     monkeypatch.setattr(noxfile, "usable_cores", lambda: cores)
     session = Session()
     session.posargs = ()
     noxfile.tests(session)
-    assert session.commands == [("python", "-m", "pytest", "-q", "-n", processes, "--dist", "loadgroup")]
+    assert session.commands == [("python", "-m", "pytest", "-q", "-n", processes, "--dist", "worksteal")]
     assert session.environments == [{"OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "passive"}]
 
 
-@pytest.mark.parametrize(("given", "spreads"), [(("tests/test_house.py", "--pdb"), True), ((), False)])
-def test_what_is_given_to_pytest_runs_in_one_process_and_so_does_all_where_nothing_spreads_it(
-    monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], spreads: bool
+@pytest.mark.parametrize(
+    ("given", "driver", "spreads"),
+    [(("tests/test_house.py", "--pdb"), None, True), ((), "580.65", True), ((), None, False)],
+)
+def test_a_part_all_beside_a_gpu_and_all_without_xdist_run_in_one_process(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], driver: str | None, spreads: bool
 ) -> None:
     monkeypatch.setattr(noxfile, "environment", lambda *_, **__: "python")
     monkeypatch.setattr(noxfile, "imports", lambda python, module: spreads)
+    monkeypatch.setattr(noxfile, "nvidia_driver", lambda: driver)
     session = Session()
     session.posargs = given
     noxfile.tests(session)

@@ -19,7 +19,6 @@ from flowbench.record.document import document_text, parse_document
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="Playwright drives the browser: python -m pip install 'flowbench[dev]'"
 )
-pytestmark = pytest.mark.xdist_group("browser")  # one serves them all
 BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 ARGUMENTS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"

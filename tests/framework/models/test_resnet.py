@@ -18,22 +18,17 @@ MILLIONS = {
 }
 
 
-made_once = pytest.mark.xdist_group("ResNets made once")
-
-
 @pytest.fixture(scope="module", params=MILLIONS)
 def named(request: pytest.FixtureRequest) -> tuple[str, flow.nn.Module]:
     """Each model under its name, made once."""
     return request.param, getattr(flow.models, request.param)()
 
 
-@made_once
 def test_number_of_parameters(named: tuple[str, flow.nn.Module]) -> None:
     name, model = named
     assert sum(p.numel() for p in model.parameters()) == round(MILLIONS[name] * 1e6)
 
 
-@made_once
 def test_names_and_shapes_are_torchvisions(named: tuple[str, flow.nn.Module]) -> None:
     models = pytest.importorskip("torchvision.models", reason="compares with torchvision's models")
     torch = pytest.importorskip("torch")
