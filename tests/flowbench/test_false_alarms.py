@@ -44,9 +44,7 @@ SAMPLES = sorted(path.name for path in (Path(__file__).parents[2] / "reports" / 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_the_readme_says_what_the_samples_say(folder: Path, other_rules: ModuleType, name: str) -> None:
     text, samples = (folder / "README.md").read_text(), folder / name
-    assert report(samples) in text, (
-        f"what `flowbench aa` reports of {name} now belongs into {folder}/README.md"
-    )
+    assert report(samples) in text, f"what `flowbench aa` reports of {name} now belongs into {folder}/README.md"
     assert other_rules.table(samples) in text, f"the table that suites/other_rules.py makes of {name} belongs there too"
 
 
