@@ -214,7 +214,12 @@ class ComparisonSet:
 
     @property
     def is_only_unclear(self) -> bool:
-        """Whether all was measured as planned, on alike machines, and nothing but an `unclear` keeps the exit code from 0."""
+        """Whether all was measured as planned, on alike machines, and nothing but an `unclear` keeps the exit code from 0.
+
+        Not so where the canary is flagged: then it is not known that nothing is worse.
+        """
+        if self.canary.state == "flagged":
+            return False
         open_ones = [one for one in self.comparisons if not (one.verdict.is_judged or one.verdict is Verdict.NEW)]
         measured = all(one.verdict is Verdict.UNCLEAR and one.pairs > 0 for one in open_ones)
         kept = not any(limit.exit_code for limit in self.limits)
