@@ -50,7 +50,7 @@ def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DOC",
               help="Go on with a comparison of refs that was stopped, where both are what they were.")  # fmt: skip
 @click.option("--unclear-exit-code", type=click.IntRange(0, 125), default=2, show_default=True, metavar="CODE",
-              help="The exit code where all was measured, nothing is worse, and something is unclear. A flagged canary is 2.")  # fmt: skip
+              help="Exit code where all was measured, nothing is worse, something unclear. A flagged canary is 2.")  # fmt: skip
 def compare(
     base: str | None,
     head: str | None,

@@ -55,7 +55,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m framework.distributed.launch",
         description="Start a Python script on several ranks, each a process.",
         epilog="Exit codes: that of the first rank that failed (128 + its number for a signal), 130 after Ctrl-C, 2 where"
-        " nothing could be started. OMP_NUM_THREADS is set to the cores divided by the ranks where it is not set.",
+        " nothing could be started, or the output not be written."
+        " OMP_NUM_THREADS is set to the cores divided by the ranks where it is not set.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -78,6 +79,11 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
         parser.error("several machines need --master-addr and --master-port, the same on each")
     if options.master_port is not None and not 0 < options.master_port < 65536:
         parser.error(f"--master-port {options.master_port} is no port: they go from 1 to 65535")
+    for name, stream in (("output", sys.stdout), ("error", sys.stderr)):
+        if stream is None and not options.no_prefix:  # closed before Python started
+            parser.error(
+                f"standard {name} is closed, and the ranks' output goes there: send it elsewhere, or --no-prefix"
+            )
 
 
 def _rank_count(parser: argparse.ArgumentParser, text: str) -> int:

@@ -44,7 +44,7 @@ class Plan:
 def run(plan: Plan) -> int:
     """Runs the ranks until all are done or one has failed; returns the exit code. No process of them is left.
 
-    Where the system refuses to start one, no other is left either, and the exit code is 2.
+    Where the system refuses to start one, or to take their output, no other is left either, and the exit code is 2.
     """
     refusal = _make_room(plan)
     if refusal is not None:
@@ -61,7 +61,7 @@ def run(plan: Plan) -> int:
 
 
 def _make_room(plan: Plan) -> str | None:
-    """Raises this process's limit of open files to what the ranks' pipes take; says why that cannot be, with the way out.
+    """Raises this process's limit of open files to what the ranks' pipes take; says why they cannot be, with the way out.
 
     The ranks inherit it: rank 0's store has a connection to each of the others.
     """
@@ -70,6 +70,9 @@ def _make_room(plan: Plan) -> str | None:
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     if hard != resource.RLIM_INFINITY and hard < needed:
+        if not plan.prefix:  # no pipes: what there is may do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            return None
         return (
             f"the output of {plan.local_size} ranks takes {needed} open files, the limit here is {hard} (ulimit -Hn):"
             " raise it, take fewer ranks, or --no-prefix"
@@ -222,8 +225,14 @@ class _Ranks:
 
     def _write(self, output: _Output, lines: list[bytes]) -> None:
         prefix = f"[rank {output.rank.number}] ".encode()
-        output.target.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
-        output.target.flush()
+        try:
+            output.target.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
+            output.target.flush()
+        except OSError as error:  # its reader has gone, the disk is full
+            _drop(output.target)
+            if self._failed is None:
+                name = "standard error" if output.keep else "standard output"
+                self._refused = f"cannot write to {name} ({error.strerror or error}): the ranks were ended"
 
 
 class _Guard:
@@ -299,7 +308,17 @@ def _failure(rank: _Rank, status: int, ranks: int) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - the launcher is a command
+    try:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201 - the launcher is a command
+    except OSError:  # nobody is left to be told, and the exit code still counts
+        _drop(sys.stderr)
+
+
+def _drop(stream: Any) -> None:
+    """Lets what is still buffered, and what follows, go nowhere: Python would fail once more when it writes it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _signal_group(group: int, number: int) -> None:

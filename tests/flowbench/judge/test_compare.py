@@ -243,7 +243,9 @@ def test_a_cell_missing_in_one_document_is_lost_or_new() -> None:
 def test_only_unclear_is_told_apart_from_what_was_not_measured() -> None:
     unclear = judge_document(sitting({"head": 1.1}, confirming={"head": 1.0}))
     assert unclear.is_only_unclear
-    assert not judge_document(sitting({"head": 1.1, "canary": 1.1})).is_only_unclear  # nothing counts, head may be worse
+    assert not judge_document(
+        sitting({"head": 1.1, "canary": 1.1})
+    ).is_only_unclear  # nothing counts, head may be worse
     limit = LimitResult("*", "max_step_ms", "", None, 1.0, None, 2, "was not measured")
     others = [
         judge_document(sitting()),

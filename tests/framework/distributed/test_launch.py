@@ -384,6 +384,42 @@ def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path, limit: str, 
         assert answer.stderr.count("\n") == 1
 
 
+def test_without_pipes_few_open_files_do(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('here')")
+    launch = f"exec {sys.executable} -m framework.distributed.launch --no-prefix --nproc-per-node 2 script.py"
+    answer = subprocess.run(
+        ["sh", "-c", f"ulimit -n 20; {launch}"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert (answer.returncode, answer.stdout) == (0, "here\nhere\n"), answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (">/dev/full", "launch: cannot write to standard output (No space left on device): the ranks were ended\n"),
+        ("| true", "launch: cannot write to standard output (Broken pipe): the ranks were ended\n"),
+        (
+            ">&-",
+            "launch: standard output is closed, and the ranks' output goes there: send it elsewhere, or --no-prefix",
+        ),
+        ("2>&-", ""),
+        ("2>&1 | true", ""),
+    ],
+)
+def test_output_that_nobody_takes_ends_the_ranks(tmp_path: Path, where: str, said: str) -> None:
+    (tmp_path / "script.py").write_text("import time\nprint('here')\ntime.sleep(300)")
+    launch = f"{sys.executable} -m framework.distributed.launch --nproc-per-node 2 script.py"
+    pipe = where.endswith("| true")
+    line = f"{{ {launch} {where.removesuffix('| true')}; echo $? >status; }} {'| true' if pipe else ''}"
+    answer = subprocess.run(
+        ["sh", "-c", line], cwd=tmp_path, env=environment(**{MARK: str(tmp_path)}), capture_output=True, text=True, check=False
+    )  # fmt: skip
+    assert (tmp_path / "status").read_text() == "2\n"
+    assert answer.stderr.startswith(said)
+    assert answer.stderr.count("\n") == bool(said)
+    assert not marked(str(tmp_path))
+
+
 def test_a_rank_that_the_system_does_not_start_ends_the_others(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
