@@ -28,7 +28,7 @@ def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> No
     was freed before.
     """
     outer, outer_callbacks = here.frame, _running.callbacks
-    callbacks: list[Callable[[], None]] = []
+    callbacks: list[tuple[Callable[[], None], Callable[[], None] | None]] = []
     _running.callbacks = callbacks
     try:
         with no_grad():
@@ -37,25 +37,32 @@ def backward(root: Tensor, gradient: Array, *, retain_graph: bool = False) -> No
                     _walk(root.edge(), gradient, retain_graph, move)
             finally:
                 runtime(gradient.storage.device).join()
-            for callback in callbacks:
+            for callback, _ in callbacks:
                 callback()
+    except BaseException:
+        for _, on_failure in callbacks:
+            if on_failure is not None:
+                on_failure()
+        raise
     finally:
         here.frame = scope.current = outer
         _running.callbacks = outer_callbacks
 
 
-def after_backward(callback: Callable[[], None]) -> None:
+def after_backward(callback: Callable[[], None], on_failure: Callable[[], None] | None = None) -> None:
     """Calls `callback` when the backward that is running in this thread has walked to its end.
+
+    Where an exception ends it, in the walk or in a callback, `on_failure` is called instead.
 
     Raises RuntimeError where none is running. A callback that is added while they are called is called too.
     """
     if _running.callbacks is None:
         raise RuntimeError("after_backward() is for hooks: no backward is running in this thread")
-    _running.callbacks.append(callback)
+    _running.callbacks.append((callback, on_failure))
 
 
 class _Running(threading.local):
-    callbacks: list[Callable[[], None]] | None = None
+    callbacks: list[tuple[Callable[[], None], Callable[[], None] | None]] | None = None
 
 
 _running = _Running()

@@ -44,12 +44,23 @@ class Bucket:
             offset += length
 
     def give_homes(self) -> None:
-        """Lets the gradients be made here; those that exist move in."""
+        """Lets the gradients be made here."""
         for slot in self.slots:
             slot.parameter.home = Home(slot.gradient)
+
+    def gather(self) -> None:
+        """Moves the gradients that exist here."""
+        for slot in self.slots:
             if slot.parameter.grad is not None:
                 self._move_in(slot, slot.parameter.grad)
                 slot.parameter.grad = Tensor(slot.gradient)
+
+    def take_homes(self) -> None:
+        """Gradients are made elsewhere from now on, unless they have another home already."""
+        for slot in self.slots:
+            home = slot.parameter.home
+            if home is not None and home.array is slot.gradient:
+                slot.parameter.home = None
 
     def fill(self, *, keep_views: bool) -> list[Slot]:
         """Brings in what lies elsewhere, and zeros for what is missing; returns the slots of those.

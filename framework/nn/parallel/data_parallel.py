@@ -20,7 +20,6 @@ from framework.nn.parallel.join import BUFFERS, Join
 from framework.nn.parallel.reducer import Reducer
 from framework.nn.sync_batch_norm import SyncBatchNorm
 from framework.tensor import Tensor
-from framework.vm.array import Array
 
 _MB = 1024 * 1024
 
@@ -60,9 +59,8 @@ class DistributedDataParallel(Module):
         self.group = process_group or world().everyone
         self.joining: Join | None = None
         self._averages = True
-        # How parameters were seen last: where nothing at all has changed since, there is no more to look at.
-        self._wanted: list[bool] = []
-        self._arrays: list[Array] = []
+        # What the buckets were made for; None where there are none that the ranks agree on.
+        self._kinds: tuple[list[Any], ...] | None = None
         # Walking through all modules in every step would take longer than all else here.
         self._all = list(module.parameters())
         check_agreement(module, self.group)
@@ -80,7 +78,7 @@ class DistributedDataParallel(Module):
         records = is_grad_enabled()
         averages = records and self._averages
         if averages and self.training:
-            if self._has_changed():
+            if self._kinds != self._read_kinds():
                 self._remake_reducer()
             if self.broadcast_buffers:
                 first = self.joining.announce(BUFFERS) if self.joining else self.group.ranks[0]
@@ -143,27 +141,18 @@ class DistributedDataParallel(Module):
     def describe(self) -> str:
         return f"{self.group.size} ranks, buckets of {self.bucket_cap_mb:g} MiB"
 
-    def _has_changed(self) -> bool:
-        """Whether parameters are not any more as the buckets were made for."""
-        wanted, arrays = (
-            [parameter.requires_grad for parameter in self._all],
-            [parameter.array for parameter in self._all],
-        )
-        if wanted == self._wanted and arrays == self._arrays:
-            return False
-        self._wanted, self._arrays = wanted, arrays
-        return self._kinds != self._read_kinds()
-
     def _make_reducer(self) -> None:
-        self._kinds = self._read_kinds()
         learned = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self.reducer = Reducer(
             learned, self.group, int(self.bucket_cap_mb * _MB), as_views=self.gradient_as_bucket_view
         )
         self.reducer.joining = self.joining
+        self._kinds = self._read_kinds()
 
     def _remake_reducer(self) -> None:
         """Parameters were frozen, unfrozen, moved or converted since: on every rank, or the ranks would wait for ever."""
+        # Where they are refused, all ask again in the next forward, also those whose parameters are as they were by then.
+        self._kinds = None
         check_agreement(self.module, self.group)
         self.reducer.close()
         self._make_reducer()

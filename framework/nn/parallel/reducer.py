@@ -25,6 +25,8 @@ class Reducer:
     def __init__(
         self, named: Sequence[tuple[str, Parameter]], group: distributed.Group, cap_bytes: int, *, as_views: bool
     ) -> None:
+        self.buckets: list[Bucket] = []
+        self._removers: list[Callable[[], None]] = []
         self.buckets = make_buckets(named, cap_bytes)
         # What is told before the first bucket of each backward is sent.
         self.joining: Join | None = None
@@ -39,21 +41,23 @@ class Reducer:
         if as_views:
             for bucket in self.buckets:
                 bucket.give_homes()
+                bucket.gather()
         self._reset()
 
     def close(self) -> None:
         """Lets the parameters be as they were; gradients that exist stay where they are."""
-        for remove in self._removers:
+        removers, self._removers = self._removers, []
+        for remove in removers:
             remove()
-        for slot in self._slots():
-            slot.parameter.home = None
+        for bucket in self.buckets:
+            bucket.take_homes()
+
+    def __del__(self) -> None:
+        self.close()
 
     def prepare(self, outputs: Any, *, averages: bool) -> None:
         """Gets ready for the backward of `outputs`; whether it `averages` what it finds is settled here."""
-        if self._progress.is_running:
-            # A backward that failed half-way: what it sent has to end before its memory is used again.
-            self._wait()
-            self._reset()
+        self._recover()
         self._progress.averages = averages
         if averages:
             for output in _tensors(outputs):
@@ -76,6 +80,7 @@ class Reducer:
         self._sent = 0
         self._unused: list[Slot] = []
         self._works: list[Any] = []
+        self._has_failed = False
 
     def _reached(self, gradient: Tensor) -> None:
         if self._progress.averages and not self._progress.is_running:
@@ -83,8 +88,9 @@ class Reducer:
 
     def begin(self) -> None:
         """A backward has come to something of the module."""
+        self._recover()
+        after_backward(self._finish, self._fail)
         self._progress.is_running = True
-        after_backward(self._finish)
 
     def go_on(self) -> None:
         """A bucket has all its gradients: sends it, unless one before it lacks some, and those behind it that waited."""
@@ -124,6 +130,23 @@ class Reducer:
             if _is_used(slot):
                 slot.parameter.grad = self._gradient(slot)
         self._reset()
+
+    def _fail(self) -> None:
+        """Backward ended half-way. What it sent may be under way as long as other ranks like: it is not waited for here."""
+        self._progress.reset()
+        self._has_failed = True
+        for bucket in self.buckets:
+            bucket.take_homes()
+
+    def _recover(self) -> None:
+        """After a backward that failed half-way: what it sent has to end before its memory is used again."""
+        if not self._has_failed:
+            return
+        self._wait()
+        self._reset()
+        if self._as_views:
+            for bucket in self.buckets:
+                bucket.give_homes()
 
     def _gradient(self, slot: Slot) -> Tensor:
         if self._as_views:

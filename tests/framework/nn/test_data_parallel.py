@@ -460,6 +460,79 @@ close(gradients(model.module), mean_gradients(net()))
 """)
 
 
+def test_ranks_that_disagree_later_are_refused_until_they_agree() -> None:
+    on_two_ranks("""
+model = DDP(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+x = flow.ones(3, 4)
+odd = model.module[rank]
+def refused():
+    try:
+        model(x)
+    except ValueError as error:
+        assert "different models" in str(error), error
+    else:
+        raise AssertionError("went through")
+odd.requires_grad_(False)
+for _ in range(3):
+    refused()
+# All ask again, although only one of them is not as it was made.
+odd.requires_grad_(rank == 0)
+refused()
+odd.requires_grad_(True)
+for _ in range(2):
+    model.zero_grad()
+    (model(x) * (rank + 1)).sum().backward()
+    same((name, p.grad) for name, p in model.named_parameters())
+""")
+
+
+def test_a_module_goes_on_after_a_failed_backward_without_what_averaged_it() -> None:
+    on_two_ranks("""
+def breaks(gradient):
+    raise KeyboardInterrupt
+def fail():
+    remove = model.module.conv2.weight.register_hook(breaks)
+    try:
+        loss_of(model, data(rank)).backward()
+    except KeyboardInterrupt as error:
+        return error
+    finally:
+        remove()
+        model.zero_grad()
+
+alone = net()
+loss_of(alone, data(rank)).backward()
+model = DDP(net(), bucket_cap_mb=0.0001)
+# What was interrupted is kept, as an interactive session does.
+error = fail()
+bare = model.module
+loss_of(bare, data(rank)).backward()
+close(gradients(bare), mean_gradients(net()))
+error = fail()
+del model, error
+bare.zero_grad()
+loss_of(bare, data(rank)).backward()
+close(gradients(bare), gradients(alone))
+assert not any(p._post_hooks or p.home for p in bare.parameters())
+bare.zero_grad()
+loss_of(DDP(bare), data(rank)).backward()
+close(gradients(bare), mean_gradients(net()))
+""")
+
+
+def test_conversion_lets_the_old_parameters_go() -> None:
+    on_two_ranks("""
+model = DDP(nn.Sequential(nn.Linear(500, 500)))
+x = flow.ones(2, 500)
+for _ in range(2):
+    model(x).sum().backward()
+model.zero_grad()
+old = flow.cpu.memory_allocated()
+model.to(flow.float64).to(flow.float32)
+assert flow.cpu.memory_allocated() <= old, (flow.cpu.memory_allocated(), old)
+""")
+
+
 def test_batch_norm_over_all_ranks_with_different_numbers_of_images() -> None:
     on_two_ranks("""
 drawn = np.random.default_rng(3)
