@@ -274,7 +274,8 @@ class Tensor:
             runtime(self.device).add(self.grad.array, self.grad.array, gradient)
         hooks = self._post_hooks
         if hooks:
-            for hook in hooks if len(hooks) == 1 else tuple(hooks):
+            # As they are now: a hook may add and remove hooks.
+            for hook in tuple(hooks):
                 hook(self)
 
     def _copy(self, gradient: Array) -> Array:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import framework as flow
+from framework.autograd.engine import after_backward
 from tests.framework.tensors import leaf
 
 
@@ -143,6 +144,41 @@ def test_a_post_accumulate_hook_that_removes_itself_makes_no_other_skip() -> Non
     (x * 2).sum().backward()
     (x * 2).sum().backward()
     assert seen == ["once", "always", "always"]
+
+
+def test_a_post_accumulate_hook_that_adds_a_hook_adds_it_for_the_next_backward() -> None:
+    x = leaf(1)
+    calls = []
+
+    def hook(_: flow.Tensor) -> None:
+        calls.append(len(calls))
+        assert len(calls) < 10, "called for ever"
+        x.register_post_accumulate_grad_hook(hook)
+
+    x.register_post_accumulate_grad_hook(hook)
+    (x * 2).sum().backward()
+    assert calls == [0]
+    (x * 2).sum().backward()
+    assert calls == [0, 1, 2]
+
+
+def test_a_backward_that_fails_tells_who_waits_for_its_end() -> None:
+    x, said = leaf(1), []
+
+    def hook(_: flow.Tensor) -> None:
+        after_backward(lambda: said.append("ended"), lambda: said.append("failed"))
+
+    x.register_hook(hook)
+    (x * 2).sum().backward()
+    assert said == ["ended"]
+
+    def breaks(_: flow.Tensor) -> None:
+        raise KeyboardInterrupt
+
+    x.register_hook(breaks)
+    with pytest.raises(KeyboardInterrupt):
+        (x * 2).sum().backward()
+    assert said == ["ended", "failed"]
 
 
 def test_leaf_hooks_run_before_post_accumulate_hooks() -> None:
