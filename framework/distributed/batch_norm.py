@@ -97,8 +97,9 @@ def sync_batch_norm(
     if x.shape[1] != weight.shape[0]:
         raise ValueError(f"sync_batch_norm over {weight.shape[0]} channels got images of shape {list(x.shape)}")
     result: Tensor = apply(
-        SyncBatchNorm, x, weight, bias, running_mean, running_var, eps=eps, momentum=momentum, group=group
-    )
+        SyncBatchNorm, x, weight, bias, running_mean, running_var,
+        eps=float(eps), momentum=float(momentum), group=group,
+    )  # fmt: skip
     return result
 
 

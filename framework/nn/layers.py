@@ -109,6 +109,10 @@ class BatchNorm2d(Module):
             and type(self) is BatchNorm2d
             and type(convolution) is Conv2d
             and convolution.bias is None
+            and self.weight is not None
+            and self.bias is not None
+            and self.running_mean is not None
+            and self.running_var is not None
             and "forward" not in self.__dict__
             and "forward" not in convolution.__dict__
         ):

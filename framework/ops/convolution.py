@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from operator import index
 from typing import Any
 
 from framework.autograd.function import Operation, apply
@@ -93,7 +94,7 @@ def conv2d(
         stride if type(stride) is tuple else pair("stride", stride, least=1),
         padding if type(padding) is tuple else pair("padding", padding, least=0),
         dilation if type(dilation) is tuple else pair("dilation", dilation, least=1),
-        groups,
+        groups if type(groups) is int else index(groups),
     )
     return apply(Conv2d, x, weight, bias, plan=found)
 

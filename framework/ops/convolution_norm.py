@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from operator import index
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
 from framework.ops import convolution, normalization
-from framework.ops.checks import Pair, check_tensors
+from framework.ops.checks import Pair, check_tensors, pair
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.array import Array, Layout
@@ -95,9 +96,9 @@ def conv2d_batch_norm(
     weight: Tensor,
     bias: Tensor,
     *,
-    stride: Pair = (1, 1),
-    padding: Pair = (0, 0),
-    dilation: Pair = (1, 1),
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+    dilation: int | Pair = 1,
     groups: int = 1,
     momentum: float = 0.1,
     eps: float = 1e-5,
@@ -122,7 +123,15 @@ def conv2d_batch_norm(
         bias,
         residual,
         running=(running_mean.array, running_var.array),
-        settings=(stride, padding, dilation, groups, eps, momentum, relu),
+        settings=(
+            stride if type(stride) is tuple else pair("stride", stride, least=1),
+            padding if type(padding) is tuple else pair("padding", padding, least=0),
+            dilation if type(dilation) is tuple else pair("dilation", dilation, least=1),
+            groups if type(groups) is int else index(groups),
+            eps if type(eps) is float else float(eps),
+            momentum if type(momentum) is float else float(momentum),
+            relu,
+        ),
         names=names,
     )
 

@@ -262,6 +262,9 @@ def batch_norm(
         None if running_var is None else running_var.array.layout,
         training,
     )
+    # Plans are found by them, so that they have to be hashable.
+    eps = eps if type(eps) is float else float(eps)
+    momentum = momentum if type(momentum) is float else float(momentum)
     if training:
         return apply(
             BatchNormTrain, x, weight, bias, residual, running_mean, running_var,

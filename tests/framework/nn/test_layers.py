@@ -41,6 +41,16 @@ def test_batch_norm_with_residual_and_relu_is_the_same_in_steps() -> None:
     np.testing.assert_allclose(fused.detach().numpy(), steps.detach().numpy(), atol=2e-6)
 
 
+def test_batch_norm_takes_numbers_of_numpy_as_settings() -> None:
+    x = flow.randn(4, 3, 5, 5)
+    plain, numpys = (nn.BatchNorm2d(3, eps=kind(1e-3), momentum=kind(0.25)) for kind in (float, np.asarray))
+    for _ in ("training", "evaluation"):
+        np.testing.assert_array_equal(numpys(x).detach().numpy(), plain(x).detach().numpy())
+        np.testing.assert_array_equal(numpys.running_var.numpy(), plain.running_var.numpy())
+        numpys.eval()
+        plain.eval()
+
+
 @pytest.mark.parametrize("layer", [nn.Conv2d(16, 32, 3), nn.Linear(144, 32)], ids=["conv", "linear"])
 def test_weights_and_biases_start_uniform_within_the_root_of_the_fan_in(layer: nn.Module) -> None:
     bound = 1 / sqrt(144)

@@ -65,6 +65,35 @@ def test_what_forbids_one_operation() -> None:
     assert _nodes(norm.after(convolution, x)) == ["batch_norm", "conv2d"]
 
 
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        ("norm", {"weight": None}),
+        ("norm", {"bias": None}),
+        ("norm", {"running_mean": None, "running_var": None}),
+        ("convolution", {"stride": [2, 1]}),
+        ("convolution", {"padding": [0, 1], "dilation": 2, "groups": np.asarray(1)}),
+        ("norm", {"momentum": np.asarray(0.25), "eps": np.asarray(1e-3)}),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else value,
+)
+def test_what_layers_are_set_to_later_does_as_for_the_two(target: str, settings: dict[str, Any]) -> None:
+    def outcome(call: Any) -> list[np.ndarray]:
+        layers = dict(zip(("convolution", "norm"), _layers(), strict=True))
+        for name, value in settings.items():
+            setattr(layers[target], name, value)
+        x = flow.tensor(np.random.default_rng(3).standard_normal((2, 8, 9, 9)).astype(np.float32))
+        y = call(*layers.values(), x)
+        (y * y).sum().backward()
+        given = [p.grad for layer in layers.values() for p in layer.parameters()]
+        given += [buffer for layer in layers.values() for buffer in layer.buffers()]
+        return [t.detach().numpy() for t in (y, *given)]
+
+    one, two = outcome(lambda c, n, x: n.after(c, x)), outcome(lambda c, n, x: n(c(x)))
+    for found, expected in zip(one, two, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
 def test_memory_and_work_are_labelled_by_both_modules() -> None:
     class Block(flow.nn.Module):
         def __init__(self) -> None:
