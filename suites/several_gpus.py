@@ -36,6 +36,8 @@ from flowbench.errors import FlowbenchError  # noqa: E402
 from flowbench.measure.plan import Request  # noqa: E402
 from flowbench.measure.progress import duration  # noqa: E402
 from flowbench.measure.resumption import check_resumable  # noqa: E402
+from flowbench.measure.session import UNREACHED  # noqa: E402
+from flowbench.output import drop_output  # noqa: E402
 from flowbench.record.document import read_document  # noqa: E402
 from flowbench.record.machine import read_machine  # noqa: E402
 from flowbench.record.run import RunDocument  # noqa: E402
@@ -43,6 +45,7 @@ from flowbench.record.store import write_whole  # noqa: E402
 from flowbench.workload.data import make_batches, make_weights  # noqa: E402
 from flowbench.workload.losses import LEARNING_RATE, MOMENTUM  # noqa: E402
 from flowbench.workload.models import describe_model  # noqa: E402
+from framework.distributed.launch import MOST_RANKS  # noqa: E402
 from suites import several_gpus_figures as figures  # noqa: E402
 from suites import test_all_reduce as all_reduce  # noqa: E402
 from suites.several_gpus_figures import BEST, FLOW, LEAST_BANDWIDTH, MOST_ENDING_S, PYTORCH, Figure  # noqa: E402
@@ -52,6 +55,8 @@ KILLED_AFTER_STEPS = 5
 MOST_PAIRS = 3
 # To end a part that takes too long, and to write the table.
 RESERVE_S = 15.0
+TIME_IS_UP = "the time (--minutes) is up"
+MOST_MINUTES = 10_000
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,17 @@ class Part:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Plan, measure, print a line for each figure, write the table; returns the exit code."""
     setting, seconds = _asked(arguments)
+    try:
+        return carry_out(setting, seconds)
+    except (FlowbenchError, OSError) as error:  # what is written has no place: 1 would say that a bar is missed
+        if isinstance(error, BrokenPipeError):
+            drop_output()
+        print(f"several_gpus: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def carry_out(setting: Setting, seconds: float) -> int:
+    """Measure part by part within `seconds`; FlowbenchError and OSError where nothing can be written."""
     until = time.monotonic() + seconds - RESERVE_S
     parts = plan(setting, seconds - RESERVE_S)
     print(f"up to {setting.ranks} ranks on {setting.device}, {setting.model}, in {duration(seconds)} at most:")
@@ -119,7 +135,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"  about {duration(part.about_s)}: {part.title}")
     if sum(part.about_s for part in parts) > seconds - RESERVE_S:
         print(f"that is more than there is: the last may be cut. Go on with the same command and --out {setting.out}")
-    setting.out.mkdir(parents=True, exist_ok=True)
     absent = [size for size in setting.world_sizes if size > setting.ranks]
     lines = [
         Figure(f"{size} ranks", "each needs a GPU of its own, and there are fewer here", "-", None) for size in absent
@@ -176,6 +191,8 @@ def measured(part: Part, until: float) -> list[Figure]:
     """A part's figures; where it fails, or there is no time for it, a line that says so."""
     try:
         return part.run(until)
+    except subprocess.TimeoutExpired:
+        return [Figure(part.title, TIME_IS_UP, "-", None)]
     except (FlowbenchError, OSError, ValueError, subprocess.SubprocessError) as error:
         return [Figure(part.title, " ".join(str(error).split())[:300], "-", None)]
 
@@ -207,6 +224,8 @@ def killed(setting: Setting, title: str, until: float) -> list[Figure]:
         launch = [sys.executable, "-m", "framework.distributed.launch", "--nproc-per-node", str(setting.ranks)]
         status = _run([*launch, __file__, "--rank-job", job], until)
         ended = time.time()
+        if status is None:
+            return [Figure(title, TIME_IS_UP, bar, None)]
         moment, pids = Path(folder) / "killed", Path(folder).glob("rank*")
         if status != 128 + signal.SIGKILL or not moment.exists():
             return [Figure(title, f"no rank was killed: the launcher ended with status {status}, see above", bar, None)]
@@ -285,8 +304,16 @@ def sit(
     status = _run(command, until, stdout=subprocess.DEVNULL)
     written = max(folder.glob("*.json"), default=None)
     if written is None:
-        raise FlowbenchError(f"flowbench run ended with status {status}, see above")
-    return read_document(written)
+        raise FlowbenchError(TIME_IS_UP if status is None else f"flowbench run ended with status {status}, see above")
+    document = read_document(written)
+    if status is None:  # flowbench was told to end, and cannot know why
+        left_out = tuple(
+            replace(one, reason=TIME_IS_UP) if one.reason.startswith(UNREACHED) else one
+            for one in document.not_measured
+        )
+        ending = replace(document.ending, reason=TIME_IS_UP)
+        document = replace(document, ending=ending, not_measured=left_out)
+    return document
 
 
 def table(setting: Setting, lines: Sequence[Figure]) -> str:
@@ -322,12 +349,14 @@ def _time_left(until: float, needed_s: float) -> float:
     return left_s
 
 
-def _run(command: list[str], until: float, **streams: Any) -> int:
-    """A command's status; when time is up, or at Ctrl-C, it is told to end as by Ctrl-C, and killed if it does not."""
+def _run(command: list[str], until: float, **streams: Any) -> int | None:
+    """A command's status, None where the time is up; then, and at Ctrl-C, it is told to end, and killed if it does not."""
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, **streams) as process:
         try:
             return process.wait(max(1.0, until - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt) as ended:
+            if not isinstance(ended, KeyboardInterrupt):
+                print(f"  {TIME_IS_UP}: this part is told to end", flush=True)
             process.send_signal(signal.SIGINT)
             try:
                 process.wait(RESERVE_S - 5)
@@ -335,7 +364,8 @@ def _run(command: list[str], until: float, **streams: Any) -> int:
                 process.kill()  # the ranks see that, and end
             if isinstance(ended, KeyboardInterrupt):
                 raise
-            return process.wait()
+            process.wait()
+            return None
 
 
 def _asked(arguments: Sequence[str] | None) -> tuple[Setting, float]:
@@ -353,8 +383,12 @@ def _asked(arguments: Sequence[str] | None) -> tuple[Setting, float]:
     asked = parser.parse_args(arguments)
     if asked.rank_job:
         run_rank(asked.rank_job)
-    if asked.minutes <= 0 or asked.pairs == 0 or min(asked.world_sizes or [1]) < 1:
-        parser.error("--minutes, --pairs and --world-sizes are numbers above 0")
+    if not 0 < asked.minutes <= MOST_MINUTES:  # which NaN is not either
+        parser.error(f"--minutes {asked.minutes:g}: expected a number above 0, {MOST_MINUTES} at most")
+    if (asked.pairs is not None and asked.pairs < 1) or not all(
+        1 <= size <= MOST_RANKS for size in asked.world_sizes or [1]
+    ):
+        parser.error(f"--pairs and --world-sizes are numbers above 0, world sizes {MOST_RANKS} at most")
     setting = GPU if asked.device == "cuda" else CPU
     world_sizes = tuple(dict.fromkeys(asked.world_sizes or setting.world_sizes))
     there = len(read_machine().gpus) if asked.device == "cuda" else max(world_sizes)
@@ -363,7 +397,16 @@ def _asked(arguments: Sequence[str] | None) -> tuple[Setting, float]:
         parser.exit(
             2, f"several_gpus: each rank needs a GPU, here is {have}: take fewer --world-sizes, or --device cpu\n"
         )
+    try:
+        describe_model(asked.model or setting.model, setting.image_shape)
+    except FlowbenchError as error:
+        parser.error(f"--model: {error}")
     out = asked.out or Path(f"reports/out/several-gpus-{datetime.now():%Y%m%d-%H%M%S}")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as error:
+        parser.error(f"--out {out}: {error.strerror or error}; expected a folder that can be written")
     setting = replace(
         setting,
         model=asked.model or setting.model,

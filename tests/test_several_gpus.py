@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from flowbench.cell import Case, Cell
+from flowbench.errors import FlowbenchError
+from flowbench.measure.session import UNREACHED
+from flowbench.record import store
 from flowbench.record.document import read_document
 from flowbench.record.gpu import FOREIGN_MEMORY, Gpu, GpuUse
 from flowbench.record.machine import read_machine
@@ -224,3 +229,59 @@ def test_a_part_that_fails_is_a_line_and_the_rest_goes_on(tmp_path: Path, monkey
     table = (tmp_path / "several-gpus.md").read_text()
     assert "| all-reduce among 2 ranks | no space left | - | not measured |" in table
     assert table.count("| later | 1.3 | >= 1.2 | met |") == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--minutes", "nan"], "--minutes nan: expected a number above 0"),
+        (["--minutes", "inf"], "--minutes inf: expected a number above 0"),
+        (["--pairs", "-1"], "--pairs and --world-sizes are numbers above 0"),
+        (["--world-sizes", "100000"], "world sizes 4096 at most"),
+        (["--out", __file__], "File exists; expected a folder that can be written"),
+        (["--out", "/proc/x"], "No such file or directory; expected a folder that can be written"),
+        (["--out", "/proc"], "No such file or directory; expected a folder that can be written"),
+        (["--model", "nope"], "unknown model 'nope': known are linear"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(
+    given: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(several_gpus, "measured", lambda *_: pytest.fail("it was measured"))
+    with pytest.raises(SystemExit) as ended:
+        several_gpus.main(["--device", "cpu", "--out", str(tmp_path), *given])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_is_no_missed_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise FlowbenchError("cannot write it:\nno space left")
+
+    monkeypatch.setattr(several_gpus, "measured", lambda *_: [Figure("one", "1", ">= 2", False)])
+    monkeypatch.setattr(several_gpus, "write_whole", full)
+    assert several_gpus.main(["--device", "cpu", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "several_gpus: cannot write it: no space left\n"
+
+
+def test_what_its_own_time_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+    assert several_gpus._run(sleeping, time.monotonic()) is None
+
+    def run(*_: object, **__: object) -> None:
+        cell = several_gpus_figures.cell_of(document(), FLOW, 64, 2)
+        unreached = NotMeasured(cell.label, f"{UNREACHED}: stopped by the user or the system")
+        cut = document(samples=(), not_measured=(unreached,), ending=Ending("interrupted", None, "stopped by the user"))
+        store.create(tmp_path / "n-64", cut)
+
+    monkeypatch.setattr(several_gpus, "_run", run)
+    setting = replace(several_gpus.GPU, world_sizes=(2,), ranks=2, out=tmp_path, device="cpu")
+    lines = several_gpus.trained(setting, (64,), 1, time.monotonic() + 600)
+    assert lines
+    assert all("the time (--minutes) is up" in line.value for line in lines if line.met is None), lines
+    assert "stopped by" not in str(lines)
+    monkeypatch.setattr(several_gpus, "_run", lambda *_: None)
+    (killed,) = several_gpus.killed(setting, "killed", time.monotonic() + 600)
+    assert (killed.value, killed.met) == ("the time (--minutes) is up", None)
