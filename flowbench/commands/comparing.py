@@ -14,6 +14,7 @@ from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document, matched_sides
 from flowbench.judge.documents import judge_documents
 from flowbench.judge.explanation import worse_cells
+from flowbench.judge.false_alarms import LEAST_SITTINGS
 from flowbench.judge.limits import cell_name, check_limits, check_patterns, parse_limits
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.comparison_session import Place, run_comparison
@@ -176,7 +177,7 @@ def _compared(
 
 def _planned(request: Request, command: Sequence[str], base: Side, head: Side) -> RunDocument:
     known = read_floors(read_machine())
-    floors = {name: floor.floor for name, floor in known.items()}
+    floors = {name: floor.floor for name, floor in known.items() if floor.sittings >= LEAST_SITTINGS}
     return with_false_alarms(plan_comparison(request, command, base, head, floors), known.values())
 
 

@@ -20,15 +20,16 @@ import click
 import flowbench
 from flowbench.commands.running import interruptible
 from flowbench.errors import FlowbenchError, Interrupted
-from flowbench.judge.false_alarms import noise_floor, pair_spread, rate_of, smallest_found, verdicts_of
+from flowbench.judge.false_alarms import LEAST_SITTINGS, noise_floor, pair_spread, rate_of, smallest_found, verdicts_of
 from flowbench.judge.times import Evidence, pair_log_ratio, percent
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.comparison_session import Place, run_comparison
 from flowbench.measure.plan import NO_REFERENCE, Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.processes import child_environment
+from flowbench.measure.progress import ProgressDisplay
 from flowbench.measure.refs import placed_copy
-from flowbench.measure.session import Silent
+from flowbench.measure.session import Watcher
 from flowbench.record import aa as record
 from flowbench.record import store
 from flowbench.record.noise import NoiseFloor, keep_floor, read_floors
@@ -37,6 +38,9 @@ from flowbench.report.words import counted
 
 # The competing load: processes that compute, started and stopped after random times within these seconds.
 _LOAD_S = (0.2, 3.0)
+
+# Without a terminal, how far a sitting has come is told so often.
+_TOLD_EVERY_S = 20.0
 
 # The repository whose working tree is measured: the one this harness is part of.
 REPOSITORY = Path(flowbench.__file__).parent.parent
@@ -64,7 +68,11 @@ def aa(
             places = {"base": Place(head.import_path), "head": Place(head.import_path)}
             places |= {name: Place(head.import_path, slowdown) for name, slowdown in _sides(slowdowns).items()}
             while done < sittings:
-                record.add(out, _sitting(document, places, load))
+                with ProgressDisplay(
+                    document, prefix=f"sitting {done + 1} of {sittings}: ", every_s=_TOLD_EVERY_S
+                ) as display:
+                    sitting = _sitting(document, places, load, display)
+                record.add(out, sitting)
                 done += 1
                 _keep(*record.read(out))
                 click.echo(f"{done} of {sittings} sittings: {_brief(out)}", err=True)
@@ -86,10 +94,11 @@ def report(path: Path) -> str:
     lines = [
         what,
         f"false alarms: {alarms.count} of {alarms.sittings} (95 % interval {alarms.low:.1%} to {alarms.high:.1%})",
-        f"noise floor: {percent(noise_floor(unchanged))} (95 % of the sittings showed less)",
+        f"noise floor: {_floor_words(unchanged)}",
         f"from pair to pair: {percent(pair_spread(unchanged))} (standard deviation, median sitting)",
-        f"smallest change found in 90 % of the sittings: {percent(smallest_found(unchanged))}",
     ]
+    if len(sittings) >= LEAST_SITTINGS:
+        lines.append(f"smallest change found in 90 % of the sittings: {percent(smallest_found(unchanged))}")
     for side, slowdown in setting.slowdowns.items():
         slowed = [evidence(setting, sitting, side) for sitting in sittings]
         found = rate_of(verdicts_of(slowed), (Verdict.SLOWER,))
@@ -98,6 +107,12 @@ def report(path: Path) -> str:
             f" (95 % interval {found.low:.0%} to {found.high:.0%})"
         )
     return "\n".join(lines)
+
+
+def _floor_words(unchanged: Sequence[Evidence]) -> str:
+    if len(unchanged) < LEAST_SITTINGS:
+        return f"too few sittings for a noise floor: it takes {LEAST_SITTINGS}, and a larger --sittings adds to these"
+    return f"{percent(noise_floor(unchanged))} (95 % of the sittings showed less)"
 
 
 def evidence(setting: record.Setting, sitting: record.AaSitting, side: str) -> Evidence:
@@ -115,10 +130,10 @@ def evidence(setting: record.Setting, sitting: record.AaSitting, side: str) -> E
     )
 
 
-def _sitting(document: RunDocument, places: dict[str, Place], load: bool) -> record.AaSitting:
+def _sitting(document: RunDocument, places: dict[str, Place], load: bool, watcher: Watcher) -> record.AaSitting:
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), monotonic()
     with tempfile.TemporaryDirectory() as folder, _competing(load):
-        measured = run_comparison(store.create(Path(folder), document), document, places, Silent())
+        measured = run_comparison(store.create(Path(folder), document), document, places, watcher)
     bad = next((sample for sample in measured.samples if sample.status != "ok"), None)
     if bad is not None:
         raise FlowbenchError(f"a sitting cannot be measured: {bad.cell}: {bad.error}")
@@ -168,6 +183,9 @@ def _brief(path: Path) -> str:
 
 
 def _keep(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> None:
+    """Keep the noise floor for comparisons on this machine, where there are enough sittings for one."""
+    if len(sittings) < LEAST_SITTINGS:
+        return
     unchanged = [evidence(setting, sitting, "head") for sitting in sittings]
     alarms = rate_of(verdicts_of(unchanged), _CHANGED)
     floor = NoiseFloor(

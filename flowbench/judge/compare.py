@@ -116,7 +116,10 @@ def margin_of(plan: SidesCompared, match: Matched) -> Margin:
     """The larger of the least margin and what the same commit has shown against itself on this machine."""
     floor = plan.noise_floors.get(f"{match.engine}/{match.case.key}")
     if floor is None:
-        return Margin(plan.least_margin, "the least one; flowbench aa has not measured this cell's noise here")
+        return Margin(
+            plan.least_margin,
+            "the least one; flowbench aa has not measured this cell's noise here (in enough sittings)",
+        )
     if floor > plan.least_margin:
         return Margin(floor, f"the noise floor measured on this machine, {percent(floor)}")
     return Margin(plan.least_margin, f"the least one; the noise floor measured on this machine is {percent(floor)}")

@@ -15,6 +15,9 @@ from flowbench.judge.verdict import Verdict
 COVERED = 0.95
 FOUND = 0.9
 
+# Of fewer sittings, shares of 90 and 95 % say nothing: a machine's noise floor takes so many.
+LEAST_SITTINGS = 10
+
 
 @dataclass(frozen=True)
 class Rate:

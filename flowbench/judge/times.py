@@ -122,5 +122,6 @@ def _confirm(cell: Evidence, direction: Verdict, margin: float) -> tuple[Verdict
 
 
 def percent(fraction: float) -> str:
-    """A fraction as a percentage with as many digits as matter."""
-    return f"{100 * fraction:.2g} %"
+    """A fraction as a percentage with as many digits as matter: `0.35 %`, `2.1 %`, `130 %`."""
+    value = 100 * fraction
+    return f"{value:.2g} %" if abs(value) < 10 else f"{value:.0f} %"

@@ -73,17 +73,20 @@ class ComparisonSession(Session):
             for case in self._open_cases():
                 if (case, pair) in done:
                     continue
+                done.add((case, pair))
                 if self.over_wall_cap():
                     self._close_all(f"the cap of {protocol.wall_cap_s:g} s was reached after {pair} rounds")
                     break
-                self._round(case, pair)
+                later = [(other, number) for number in range(pair, sampling) for other in self._open_cases()]
+                self._round(case, pair, later=[one for one in later if one not in done])
                 self._close_where_done(case, pair + 1)
         self._close_all(f"all {sampling} pairs were measured, and the interval is still wider than wanted")
         in_question = to_confirm(self.document, self._judged_sides)
-        for pair in range(sampling, protocol.pairs):
-            for case, sides in in_question.items():
-                if (case, pair) not in done and not self.over_wall_cap(1 + CONFIRMING_SHARE):
-                    self._round(case, pair, ("base", *sides))
+        confirming = [(case, pair) for pair in range(sampling, protocol.pairs) for case in in_question]
+        confirming = [one for one in confirming if one not in done]
+        for index, (case, pair) in enumerate(confirming):
+            if not self.over_wall_cap(1 + CONFIRMING_SHARE):
+                self._round(case, pair, ("base", *in_question[case]), confirming[index + 1 :])
         capped = any(reason.startswith("the cap") for reason in comparison_of(self.document).stopped.values())
         reason = f"the cap of {protocol.wall_cap_s:g} s was reached" if capped else None
         self.finish("wall_cap" if capped else "complete", reason)
@@ -100,15 +103,15 @@ class ComparisonSession(Session):
             cores=cores_of(turn.cell.case, turn.pair, self._cores),
         )
 
-    def _round(self, case: Case, pair: int, sides: Sequence[str] = ()) -> None:
-        """One fresh process group of each cell of `case` (or of `sides`), in an order that is reversed from round to round."""
-        cells = [cell for cell in self.document.cells_of(case) if self._takes_part(cell, pair)]
-        cells = [cell for cell in cells if not sides or self.document.engine(cell.engine).side in sides]
-        order = cells if pair % 2 == 0 else cells[::-1]
-        turns = [Turn(cell, pair, position) for position, cell in enumerate(order)]
+    def _round(self, case: Case, pair: int, sides: Sequence[str] = (), later: Sequence[tuple[Case, int]] = ()) -> None:
+        """One fresh process group of each cell of `case` (or of `sides`), in an order that is reversed from round to round.
+
+        `later` are the rounds that may follow, of cases and pairs; they are for whoever watches.
+        """
+        turns = self._turns(case, pair, sides)
         self._rounds += 1
-        most = self._rounds + len(self._open_cases()) * (self.document.protocol.pairs - pair) - 1
-        self._watcher.turn(turns[0], self._rounds, max(most, self._rounds), self._left_s(turns))
+        left = [*turns, *(turn for one in later for turn in self._turns(*one, sides))]
+        self._watcher.turn(turns[0], self._rounds, self._rounds + len(later), self._left_s(left))
         for _ in range(_MOST_SLEEPS):
             kept, before = self.document, self._counters()
             self.measure(turns)
@@ -121,6 +124,12 @@ class ComparisonSession(Session):
                 findings=(*kept.findings, Finding("sleep", message, turns[0].cell.key, pair)),
             )
         self._close(case, f"the machine slept through round {pair + 1} {_MOST_SLEEPS} times")
+
+    def _turns(self, case: Case, pair: int, sides: Sequence[str]) -> list[Turn]:
+        cells = [cell for cell in self.document.cells_of(case) if self._takes_part(cell, pair)]
+        cells = [cell for cell in cells if not sides or self.document.engine(cell.engine).side in sides]
+        order = cells if pair % 2 == 0 else cells[::-1]
+        return [Turn(cell, pair, position) for position, cell in enumerate(order)]
 
     def _round_of(self, sample: Sample) -> tuple[Case, int]:
         return self.document.by_key[sample.cell].case, sample.pair

@@ -2,39 +2,65 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.text import Text
 
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Watcher
 from flowbench.record.run import RunDocument
 from flowbench.record.sample import Sample
 
+# A terminal of fewer columns shows a shorter bar, and of a comparison not how many pairs may follow to confirm.
+_WIDE = 100
+
+# What the columns of the live line are kept for, beside the text: the longest time left, and the spaces between.
+_LEFT_WIDTH = len("about 59 min 59 s left") + 2
+_SHORTEST_LABEL = 12
+
 
 class ProgressDisplay(Watcher):
-    """Shows the cell, the pair, the step and the time left, on standard error."""
+    """Shows the cell (of a comparison the case, whose engines take turns), the pair and the time left, on standard error.
 
-    def __init__(self, document: RunDocument) -> None:
-        self._pairs = document.protocol.pairs
+    `prefix` opens every line, in place of the number of the turn. Where there is no terminal, no two rounds within `every_s`
+    seconds are both told.
+    """
+
+    def __init__(
+        self,
+        document: RunDocument,
+        *,
+        prefix: str = "",
+        every_s: float = 0.0,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._document, self._prefix, self._every_s, self._clock = document, prefix, every_s, clock
         self._steps = document.protocol.steps + document.protocol.warmup
-        self._console = Console(stderr=True, highlight=False)
+        self._console = console or Console(stderr=True, highlight=False)
         self._live = self._console.is_terminal
+        self._bar_width = 20 if self._console.width >= _WIDE else 10
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[left]}"),
+            BarColumn(bar_width=self._bar_width),
+            _TimeLeft(),
             console=self._console,
             disable=not self._live,
             transient=True,
+            get_time=clock,
         )
-        self._task = self._bar.add_task("", total=1, left="")
-        self._where = ""
+        self._task = self._bar.add_task("", total=1, ends=0.0, most="about")
+        self._number, self._pair = "", ""
         self._done = 0.0
+        self._told, self._last_told = True, -math.inf
 
     def __enter__(self) -> Self:
         if self._live:
@@ -49,11 +75,25 @@ class ProgressDisplay(Watcher):
 
     def turn(self, turn: Turn, number: int, turns: int, left_s: float) -> None:
         self._done = number - 1
-        self._where = f"[{number}/{turns}] {turn.cell.label}, pair {turn.pair + 1} of {self._pairs}"
-        left = f"about {duration(left_s)} left"
-        self._bar.update(self._task, description=escape(self._where), total=turns, completed=self._done, left=left)
-        if not self._live:
-            self._console.print(f"{self._where}, {left}", markup=False, soft_wrap=True)
+        self._number, self._pair = self._prefix or f"[{number}/{turns}] ", f", {self._pair_words(turn.pair)}"
+        together = self._document.comparison is not None
+        label = turn.cell.case.label if together else turn.cell.label
+        most = "up to" if together else "about"  # a comparison ends when it knows enough
+        room = self._console.width - len(self._number + self._pair) - self._bar_width - _LEFT_WIDTH
+        room = max(room, _SHORTEST_LABEL)
+        cut = label if len(label) <= room else f"{label[: room - 1]}…"
+        self._bar.update(
+            self._task,
+            description=escape(f"{self._number}{cut}{self._pair}"),
+            total=turns,
+            completed=self._done,
+            ends=self._clock() + left_s,
+            most=most,
+        )
+        self._told = self._clock() - self._last_told >= self._every_s
+        if not self._live and self._told:
+            self._last_told = self._clock()
+            self._print(f"{self._number}{label}{self._pair}, {most} {duration(left_s)} left")
 
     def step(self, step: int) -> None:
         self._bar.update(self._task, completed=self._done + (step + 1) / self._steps)
@@ -63,8 +103,35 @@ class ProgressDisplay(Watcher):
             what = f"{sample.status}: {sample.error}"
         else:
             what = f"{statistics.median(sample.steps_ms):.1f} ms per step (median of {len(sample.steps_ms)})"
-        text = f"{self._where}: {what}" if self._live else f"    {what}"
-        self._console.print(text, markup=False, soft_wrap=True)
+        cell = self._document.by_key[sample.cell]
+        if self._live:
+            self._print(f"{self._number}{cell.label}{self._pair}: {what}")
+        elif self._told:
+            self._print(f"    {cell.engine}: {what}" if self._document.comparison is not None else f"    {what}")
+
+    def _pair_words(self, pair: int) -> str:
+        """`pair 1 of 2`; of a comparison the pairs that may follow to confirm are told apart."""
+        pairs, plan = self._document.protocol.pairs, self._document.comparison
+        if plan is None:
+            return f"pair {pair + 1} of {pairs}"
+        sampling = pairs - plan.confirmation_pairs
+        if pair >= sampling:
+            return f"pair {pair - sampling + 1} of {plan.confirmation_pairs} to confirm"
+        told = f" (and up to {plan.confirmation_pairs} to confirm)"
+        return f"pair {pair + 1} of {sampling}{told if not self._live or self._console.width >= _WIDE else ''}"
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, soft_wrap=True)
+
+
+class _TimeLeft(ProgressColumn):
+    """The time until the task's field `ends`, on the clock of the progress; it goes down between the turns too."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        left_s = task.fields["ends"] - task.get_time()
+        return Text(f"{task.fields['most']} {duration(left_s)} left" if left_s >= 1 else "longer than thought")
 
 
 def duration(seconds: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -42,19 +43,6 @@ class Watcher(Protocol):
 
     def sample(self, sample: Sample) -> None:
         """A turn has ended."""
-
-
-class Silent(Watcher):
-    """Is told, and says nothing."""
-
-    def turn(self, turn: Turn, number: int, turns: int, left_s: float) -> None:
-        return
-
-    def step(self, step: int) -> None:
-        return
-
-    def sample(self, sample: Sample) -> None:
-        return
 
 
 def run_session(path: Path, document: RunDocument, watcher: Watcher) -> RunDocument:
@@ -191,10 +179,12 @@ class Session:
         return cap_s is not None and time.monotonic() - self._began > share * cap_s
 
     def _left_s(self, turns: Iterable[Turn]) -> float:
-        """The estimate, corrected by how the ones before came out."""
+        """The estimate, corrected by how the ones before came out; no round begins after the wall cap."""
         protocol = self.document.protocol
         ratio = self._spent_s / self._estimated_s if self._estimated_s else 1.0
-        return ratio * sum(estimate_s(turn.cell, protocol.steps + protocol.warmup) for turn in turns)
+        left_s = ratio * sum(estimate_s(turn.cell, protocol.steps + protocol.warmup) for turn in turns)
+        cap_left_s = (protocol.wall_cap_s or math.inf) - (time.monotonic() - self._began)
+        return min(left_s, cap_left_s) if cap_left_s > 0 else left_s
 
     def write(self, **changes: object) -> None:
         """Write the document's next state."""

@@ -9,7 +9,7 @@ from flowbench.report.changes import SIGNS, Row, rows_of
 from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.headline import Tone, headline_of, spoken
 from flowbench.report.style import Colour, Style
-from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, spread, threads_of
+from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, pairs_of, spread, threads_of
 
 MOST_LINES = 40
 _MOST_NOTES = 4
@@ -61,7 +61,7 @@ def _below(facts: Facts) -> Iterator[str]:
     wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
     yield from _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
     yield (
-        f"{counted(protocol.pairs, 'pair')} of fresh processes, {protocol.warmup} warm-up and "
+        f"{pairs_of(facts.document)} of fresh processes, {protocol.warmup} warm-up and "
         f"{counted(protocol.steps, 'timed step')} each, {threads_of(facts.document)}"
     )
 

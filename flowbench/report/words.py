@@ -94,7 +94,7 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
     yield (
         "protocol",
         (
-            f"{counted(protocol.pairs, 'pair')} of fresh processes in order {protocol.order}, "
+            f"{pairs_of(document)} of fresh processes in order {protocol.order}, "
             f"{protocol.warmup} warm-up and {counted(protocol.steps, 'timed step')} each, "
             f"{threads_of(document)}, seed {protocol.seed}, "
             f"SGD with learning rate {protocol.learning_rate:g} and momentum {protocol.momentum:g}, "
@@ -125,6 +125,15 @@ def _span(ranges: Iterable[Range | None], what: str, unit: str) -> str | None:
         return None
     low, high = min(each.lowest for each in told), max(each.highest for each in told)
     return f"{what} {low:.0f} {unit}" if round(low) == round(high) else f"{what} {low:.0f} to {high:.0f} {unit}"
+
+
+def pairs_of(document: RunDocument) -> str:
+    """`6 pairs`; of a comparison `up to 6 pairs (and up to 6 to confirm)`, since it ends when it knows enough."""
+    pairs, plan = document.protocol.pairs, document.comparison
+    if plan is None:
+        return counted(pairs, "pair")
+    confirming = f" (and up to {plan.confirmation_pairs} to confirm)" if plan.confirmation_pairs else ""
+    return f"up to {counted(pairs - plan.confirmation_pairs, 'pair')}{confirming}"
 
 
 def threads_of(document: RunDocument) -> str:

@@ -21,10 +21,11 @@ from flowbench.measure.disturbance import Counters, disturbances, slept_s
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.processes import marked
+from flowbench.measure.progress import ProgressDisplay
 from flowbench.measure.schedule import Turn
-from flowbench.measure.session import Silent
 from flowbench.record import aa, store
 from flowbench.record.document import read_document
+from flowbench.record.noise import NoiseFloor
 from flowbench.record.run import Ending, RunDocument, Side
 from flowbench.record.sample import Memory, RankSample, Sample
 
@@ -191,8 +192,10 @@ def test_the_wall_cap_counts_what_was_measured_before_a_pause(tmp_path: Path) ->
         document, samples=(failed,), protocol=dataclasses.replace(document.protocol, wall_cap_s=39.0)
     )
     path = store.create(tmp_path, document)
-    assert ComparisonSession(path, document, {}, Silent()).over_wall_cap()
-    assert not ComparisonSession(path, dataclasses.replace(document, samples=()), {}, Silent()).over_wall_cap()
+    assert ComparisonSession(path, document, {}, ProgressDisplay(document)).over_wall_cap()
+    assert not ComparisonSession(
+        path, dataclasses.replace(document, samples=()), {}, ProgressDisplay(document)
+    ).over_wall_cap()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +286,7 @@ def test_a_round_that_the_machine_slept_through_is_measured_anew(tmp_path: Path)
     )
     path = store.create(tmp_path / "out", document)
     session = ComparisonSession(
-        path, document, dict.fromkeys(("base", "head"), Place()), Silent(), lambda: next(readings)
+        path, document, dict.fromkeys(("base", "head"), Place()), ProgressDisplay(document), lambda: next(readings)
     )
     session._round(document.cases[0], 0)  # the repository's own framework serves: the toy fails in it, twice
     assert len(session.document.samples) == len(document.cells)
@@ -308,7 +311,9 @@ def test_all_sides_of_a_round_share_its_cores() -> None:
     assert cores_of(dataclasses.replace(case, device="cuda"), 0, [0, 1, 2, 3]) == ()
 
 
-def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(tmp_path: Path) -> None:
+def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from flowbench.record.machine import read_machine
     from flowbench.record.noise import noise_path, read_floors
 
@@ -317,6 +322,8 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(tmp_path: Path)
     subprocess.run(["git", "checkout", "-q", "quick"], cwd=false_alarms.REPOSITORY, check=True)
     text = false_alarms.aa(request, 1, (0.5,), False, out, ())
     assert "false alarms: 0 of 1" in text
+    assert "noise floor: too few sittings for a noise floor" in text
+    assert "sitting 1 of 1: linear [2, 3, 4, 4], pair 1 of 6 (and up to 6 to confirm), " in capsys.readouterr().err
     assert "+50 % injected: found in 1 of 1" in text
     whole = out.read_text()
     setting, (sitting,) = aa.read(out)
@@ -325,14 +332,31 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(tmp_path: Path)
     assert aa.begin(out, setting) == 1
     assert out.read_text() == whole
     assert "false alarms: 0 of 1" in false_alarms.aa(request, 1, (0.5,), False, out, ())
+    assert read_floors(read_machine()) == {}
+    head, line = whole.splitlines()
+    out.write_text("\n".join([head, *[line] * 10]) + "\n")
+    assert "(95 % of the sittings showed less)" in false_alarms.aa(request, 10, (0.5,), False, out, ())
     (floor,) = read_floors(read_machine()).values()
-    assert (floor.sittings, floor.alarms, floor.cell) == (1, 0, f"toy-sided/{setting.case.key}")
+    assert (floor.sittings, floor.alarms, floor.cell) == (10, 0, f"toy-sided/{setting.case.key}")
+    out.write_text(whole)
     with pytest.raises(FlowbenchError, match="another setting \\(slowdowns differ\\)"):
         false_alarms.aa(request, 2, (0.4,), False, out, ())
     noise_path().write_text("{")
     with pytest.raises(FlowbenchError, match="it keeps noise floors: delete it"):
         false_alarms.aa(request, 2, (0.5,), False, out, ())
     assert out.read_text() == whole, "that is said before a sitting is measured"
+
+
+def test_a_noise_floor_of_few_sittings_is_none_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    def floors_of(sittings: int) -> dict[str, float]:
+        floor = NoiseFloor("toy-sided/a", 1.3, sittings, 0, "2026-11-29")
+        monkeypatch.setattr(comparing, "read_floors", lambda machine: {"toy-sided/a": floor})
+        plan = comparing._planned(REQUEST, (), Side("a", None), Side("b", None)).comparison
+        assert plan is not None
+        return plan.noise_floors
+
+    assert floors_of(9) == {}
+    assert floors_of(10) == {"toy-sided/a": 1.3}
 
 
 @pytest.mark.parametrize(

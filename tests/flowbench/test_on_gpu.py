@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flowbench.measure.plan import Request, plan_run
-from flowbench.measure.session import Silent, run_session
+from flowbench.measure.progress import ProgressDisplay
+from flowbench.measure.session import run_session
 from flowbench.record import store
 from flowbench.record.machine import read_machine
 from flowbench.record.run import RunDocument
@@ -36,7 +37,7 @@ def measured(folder: Path, *engines: str, **changes: object) -> RunDocument:
         "pairs": 1,
     }
     plan = plan_run(Request(preset="smoke", engines=engines, reference=engines[-1], **request | changes), ("test",))
-    return run_session(store.create(folder, plan), plan, Silent())
+    return run_session(store.create(folder, plan), plan, ProgressDisplay(plan))
 
 
 def of(document: RunDocument, engine: str) -> list[Sample]:

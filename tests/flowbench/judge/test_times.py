@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flowbench.judge.inference import mean_of
-from flowbench.judge.times import Evidence, is_precise, judge_times, pair_log_ratio, typical_log
+from flowbench.judge.times import Evidence, is_precise, judge_times, pair_log_ratio, percent, typical_log
 from flowbench.judge.verdict import Verdict
 
 MIRRORED = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
@@ -107,3 +107,8 @@ def test_pairs_at_the_mean_never_widen_the_interval(ratios: list[float], more: i
     mean = mean_of(ratios)
     assume(mean.half_width > 1e-9)
     assert mean_of([*ratios, *[mean.mean] * more]).half_width <= mean.half_width * (1 + 1e-9)
+
+
+def test_percentages_have_the_digits_that_matter() -> None:
+    fractions = (0.00354, 0.01, 0.0213, 0.099, 0.104, 1.3, 12.34)
+    assert list(map(percent, fractions)) == ["0.35 %", "1 %", "2.1 %", "9.9 %", "10 %", "130 %", "1234 %"]
