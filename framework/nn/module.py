@@ -18,13 +18,25 @@ from framework.vm.scope import here
 
 
 class _Parts:
-    """Stands in a class for what `Module.__init__` gives each module: to find it means that it was not called.
-
-    A `__getattr__` would say so too, but would make every attribute of every module slow to read.
-    """
+    """Stands in a class for what `Module.__init__` gives each module: to find it means that it was not called."""
 
     def __get__(self, module: Module | None, kind: type) -> Any:
-        raise AttributeError(f"{kind.__name__}.__init__() has to call super().__init__() before anything else")
+        raise _forgotten(kind)
+
+
+def _forgotten(kind: type) -> AttributeError:
+    return AttributeError(f"{kind.__name__}.__init__() has to call super().__init__() before anything else")
+
+
+class _Missing:
+    """A base that classes with a `__getattr__` of their own get, so that it may end in `super().__getattr__(name)`.
+
+    In `Module` itself a `__getattr__` would make every attribute of every module slow to read.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        # Fails once more, with the words for it.
+        return object.__getattribute__(self, name)
 
 
 class Module:
@@ -33,7 +45,13 @@ class Module:
     _parameters: dict[str, Parameter | None] = _Parts()  # type: ignore[assignment]
     _buffers: dict[str, Tensor | None] = _Parts()  # type: ignore[assignment]
     _modules: dict[str, Module] = _Parts()  # type: ignore[assignment]
-    _name = ""
+    # Read in every call, and so not as the parts are: what stands in for them makes them slower to read.
+    _name: str
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if hasattr(cls, "__getattr__") and not issubclass(cls, _Missing):
+            cls.__bases__ = (*cls.__bases__, _Missing)
 
     def __init__(self) -> None:
         # Past __setattr__, which files what it is given in these.
@@ -48,8 +66,12 @@ class Module:
         raise TypeError(f"{type(self).__name__} defines no forward()")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            name = self._name
+        except AttributeError:
+            raise _forgotten(type(self)) from None
         outer = here.frame
-        here.frame = scope.current = (outer, self._name)
+        here.frame = scope.current = (outer, name)
         try:
             return self.forward(*args, **kwargs)
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -191,6 +193,44 @@ def test_a_subclass_that_forgets_the_base_is_told_so() -> None:
             Forgetful(part)
     with pytest.raises(AttributeError, match="'ReLU' object has no attribute 'weight'"):
         _ = nn.ReLU().weight
+
+
+def test_a_subclass_that_forgets_the_base_and_sets_nothing_is_told_so_when_it_is_called() -> None:
+    class Forgetful(nn.Module):
+        def __init__(self) -> None:
+            pass
+
+        def forward(self, x: flow.Tensor) -> flow.Tensor:
+            return x
+
+    with pytest.raises(AttributeError, match=r"Forgetful.__init__\(\) has to call super\(\).__init__\(\)"):
+        Forgetful()(flow.ones(1))
+
+
+def test_a_subclass_may_look_up_attributes_itself_and_leave_the_rest_to_the_base() -> None:
+    class Renamed(nn.Module):
+        def __getattr__(self, name: str) -> object:
+            return self.setting if name == "old" else super().__getattr__(name)
+
+    class Mixin:
+        def __getattr__(self, name: str) -> object:
+            return 7 if name == "mixed" else super().__getattr__(name)
+
+    class Both(Mixin, Branch, Renamed):
+        pass
+
+    class Forgetful(Renamed):
+        def __init__(self) -> None:
+            self.part = nn.ReLU()
+
+    module = Both()
+    assert (module.old, module.mixed, module.setting) == (5, 7, 5)
+    np.testing.assert_array_equal(copy.deepcopy(module).scale.detach().numpy(), [1, 1])
+    for kind in (Renamed, Both):
+        with pytest.raises(AttributeError, match=f"{kind.__name__!r} object has no attribute 'missing'"):
+            _ = kind().missing
+    with pytest.raises(AttributeError, match=r"Forgetful.__init__\(\) has to call super\(\).__init__\(\)"):
+        Forgetful()
 
 
 def test_an_element_type_by_name_is_refused() -> None:
