@@ -45,8 +45,8 @@ def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option(
     "--force", is_flag=True, help="Show documents of unlike machines beside each other; nothing is judged then."
 )
-@click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out"), show_default=True, metavar="DIR",
-              help="Where the run document and its reports are written.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+              help="Where the run document and its reports are written. Default: reports/out.")  # fmt: skip
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DOC",
               help="Go on with a comparison of refs that was stopped, where both are what they were.")  # fmt: skip
 @click.option("--unclear-exit-code", type=click.IntRange(0, 125), default=2, show_default=True, metavar="CODE",
@@ -56,7 +56,7 @@ def compare(
     head: str | None,
     limits: Path | None,
     force: bool,
-    out: Path,
+    out: Path | None,
     resume: Path | None,
     unclear_exit_code: int,
     **asked: Any,

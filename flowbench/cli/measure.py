@@ -44,11 +44,11 @@ from flowbench.output import say
               help="A process without progress for so long hangs. Default: derived from its steps.")  # fmt: skip
 @click.option("--wall-cap", "wall_cap_s", type=Seconds(), metavar="SECONDS",
               help="Begin no further round after so long.")  # fmt: skip
-@click.option("--out", type=click.Path(path_type=Path), default=Path("reports/out"), show_default=True, metavar="DIR",
-              help="Where the run document and its reports are written.")  # fmt: skip
+@click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
+              help="Where the run document and its reports are written. Default: reports/out.")  # fmt: skip
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DOC", help="Go on with a run that was stopped.")
 @click.option("--dry-run", is_flag=True, help="List the cells and estimate the time; measure nothing.")
-def run(out: Path, resume: Path | None, dry_run: bool, **asked: Any) -> int:
+def run(out: Path | None, resume: Path | None, dry_run: bool, **asked: Any) -> int:
     """Measure the cells of a preset and report them."""
     from flowbench.commands import running
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 import flowbench
-from flowbench.commands.running import interruptible, write_reports
+from flowbench.commands.running import OUT, check_place, interruptible, write_reports
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document, matched_sides
 from flowbench.judge.documents import judge_documents
@@ -44,7 +44,7 @@ def compare(
     base: str | None,
     head: str | None,
     request: Request,
-    out: Path,
+    out: Path | None,
     command: Sequence[str],
     *,
     limits: Path | None = None,
@@ -54,7 +54,8 @@ def compare(
 ) -> tuple[int, str]:
     """Compare two refs (head None: the working tree) or two documents; returns the exit status and the report for people.
 
-    `resume` is the document of a comparison of refs that was stopped: it is gone on with. `unclear_exit_code` is the status
+    Refs are measured into the folder `out` (None: the usual one). `resume` is the document of a comparison of refs that was
+    stopped: it is gone on with. `unclear_exit_code` is the status
     where nothing but an `unclear` keeps it from 0.
     """
     limits_text = _limits_text(limits)
@@ -109,7 +110,7 @@ def measured(
     base: str,
     head: str | None,
     request: Request,
-    out: Path,
+    out: Path | None,
     command: Sequence[str],
     limits_text: tuple[str, str] | None = None,
     resume: Path | None = None,
@@ -120,6 +121,9 @@ def measured(
     measured, where it is of others, and for limits whose patterns match no cell.
     """
     path = None
+    if resume is not None:
+        resume = store.followed(resume)
+        check_place(resume, out)
     try:
         with interruptible(), placed_sides(REPOSITORY, base, head) as (base_side, head_side):
             if resume is None:
@@ -134,7 +138,7 @@ def measured(
                 "canary": Place(base_side.import_path),
                 "head": Place(head_side.import_path),
             }
-            path = resume or store.create(out, document)
+            path = resume or store.create(out or OUT, document)
             click.echo(f"run document: {path}", err=True)
             with ProgressDisplay(document) as display:
                 document = run_comparison(path, document, places, display)
@@ -152,7 +156,7 @@ def _compared(
     base: str | None,
     head: str | None,
     request: Request,
-    out: Path,
+    out: Path | None,
     command: Sequence[str],
     limits_text: tuple[str, str] | None,
     force: bool,
@@ -168,6 +172,10 @@ def _compared(
     if Path(base).is_file() and (head is None or Path(head).is_file()):
         if request != Request():
             raise FlowbenchError("two documents are compared as they are: options of a measurement have no place here")
+        if out is not None:
+            raise FlowbenchError(
+                f"documents are compared without writing anything: leave --out {out} out; flowbench report --out FILE writes"
+            )
         return _compare_documents(Path(base), Path(head) if head else None, limits_text, force)
     for given, other in ((base, head), (head, base)):
         if given and Path(given).is_file():

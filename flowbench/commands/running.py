@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,12 +28,18 @@ from flowbench.report.words import counted
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+# Where documents are written where nothing else is asked for.
+OUT = Path("reports/out")
+
 # What is written beside the document: suffix and format.
 REPORTS = ((".txt", "speed-stats"), (".md", "markdown"), (".html", "html"))
 
 
-def run(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> tuple[int, str]:
-    """Measure, write the reports beside the document; returns the exit status and the report for people."""
+def run(request: Request, resume: Path | None, out: Path | None, command: Sequence[str]) -> tuple[int, str]:
+    """Measure, write the reports beside the document; returns the exit status and the report for people.
+
+    A new document lies in the folder `out` (None: the usual one); `resume` is gone on with where it lies.
+    """
     path = None
     try:
         with interruptible():
@@ -106,14 +113,25 @@ def write_reports(path: Path, document: RunDocument, comparison: ComparisonSet |
     return "\n".join([*said, *([f"no Markdown, no HTML: {missing}"] if missing else [])])
 
 
-def _prepare(request: Request, resume: Path | None, out: Path, command: Sequence[str]) -> tuple[Path, RunDocument]:
+def check_place(resume: Path, out: Path | None) -> None:
+    """FlowbenchError where a document that is gone on with lies elsewhere than in the folder asked for."""
+    if out is not None and os.path.realpath(out) != os.path.realpath(resume.parent):
+        raise FlowbenchError(f"{resume} is gone on with where it lies: leave --out {out} out, or move it there first")
+
+
+def _prepare(
+    request: Request, resume: Path | None, out: Path | None, command: Sequence[str]
+) -> tuple[Path, RunDocument]:
     if resume is not None:
-        return _resumed(request, resume)
+        path, document = _resumed(request, resume)
+        check_place(path, out)
+        return path, document
     document = plan_run(request, command)
-    return store.create(out, document), document
+    return store.create(out or OUT, document), document
 
 
 def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
+    path = store.followed(path)
     document = read_document(path)
     if document.comparison is not None:
         raise FlowbenchError(f"{path} is of a comparison: go on with flowbench compare --resume {path}")

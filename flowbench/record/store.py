@@ -37,7 +37,12 @@ def create(directory: Path, document: RunDocument) -> Path:
 
 def replace(path: Path, document: RunDocument) -> None:
     """Write the document's next state: a reader, or a kill at any moment, finds the one before or this one, whole."""
-    write_whole(path, document_text(document))
+    write_whole(followed(path), document_text(document))
+
+
+def followed(path: Path) -> Path:
+    """The file itself where `path` is a link to it: a document has one lock and one place, whatever names lead there."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -61,7 +66,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 @contextlib.contextmanager
 def held(path: Path) -> Iterator[None]:
     """Hold a document against other writers; raises FlowbenchError where another process writes it."""
-    name = path.with_suffix(".lock")
+    name = followed(path).with_suffix(".lock")
     with _explained(name):
         lock = os.open(name, os.O_CREAT | os.O_RDWR, 0o644)
     try:

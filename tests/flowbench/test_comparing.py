@@ -96,9 +96,9 @@ def test_two_commits_in_one_sitting(tmp_path: Path) -> None:
     assert rounds[None] == [0, 1]  # the reference
     assert document.ending.how == "complete"
     (path,) = (tmp_path / "out").glob("*.json")
-    again, text = comparing.compare(str(path), None, Request(), tmp_path, ())
+    again, text = comparing.compare(str(path), None, Request(), None, ())
     assert (again, "slower" in text) == (1, True)
-    status, text = comparing.compare(str(path), str(path), Request(), tmp_path, ())
+    status, text = comparing.compare(str(path), str(path), Request(), None, ())
     assert status in (0, 2)  # same, or too few pairs with the reference to tell
     assert "slower" not in text
 
@@ -137,7 +137,11 @@ def test_a_stopped_comparison_goes_on_with_its_whole_pairs(tmp_path: Path, monke
     there += [sample for pair in range(6, 11) for sample in in_round(pair, "base", "head")]
     running = dataclasses.replace(before.ending, how="running")
     store.replace(path, dataclasses.replace(before, samples=(*there, *in_round(5, "base")), ending=running))
-    status, text = comparing.compare(None, None, Request(), tmp_path / "out", (), resume=path)
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    status, text = comparing.compare(None, None, Request(), tmp_path / "out", (), resume=link)
+    assert link.is_symlink()
+    assert not link.with_suffix(".html").exists()  # the reports lie beside the document
     after = read_document(path)
     assert after.samples[: len(there)] == tuple(there)
     new = Counter((s.pair, after.engine(after.by_key[s.cell].engine).side) for s in after.samples[len(there) :])
@@ -168,6 +172,14 @@ def test_a_stopped_comparison_goes_on_only_with_the_same_sides(
         assert "\n" not in str(error.value)
         return str(error.value)
 
+    with pytest.raises(FlowbenchError, match=r"is gone on with where it lies: leave --out .*elsewhere out"):
+        comparing.compare(None, None, Request(), tmp_path / "elsewhere", (), resume=path)
+    with pytest.raises(FlowbenchError, match=r"without writing anything: leave --out .*elsewhere out"):
+        comparing.compare(str(path), None, Request(), tmp_path / "elsewhere", ())
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    with store.held(path), pytest.raises(FlowbenchError, match="another process is writing this run"):
+        comparing.compare(None, None, Request(), None, (), resume=link)
     assert "go on with flowbench run --resume" in refusal(doc=tmp_path / "plain.json")
     assert "has ended (the cap of 9 s was reached), and its verdicts stand" in refusal(doc=tmp_path / "capped.json")
     assert "compares 'quick' with 'working tree', asked for 'quick' with 'slow'" in refusal("quick", "slow")
@@ -240,8 +252,9 @@ def test_what_cannot_be_compared_is_one_line(tmp_path: Path) -> None:
         ((str(tmp_path / "other.json"), None, REQUEST), {}, "compared as they are"),
     ]
     for (base, head, request), options, said in cases:
+        out = None if base.endswith(".json") else tmp_path / "out"
         with pytest.raises(FlowbenchError) as error:
-            comparing.compare(base, head, request, tmp_path / "out", (), **options)
+            comparing.compare(base, head, request, out, (), **options)
         assert said in str(error.value)
         assert "\n" not in str(error.value)
     assert not list(tmp_path.glob("out/*.json"))
@@ -261,7 +274,7 @@ def test_the_exit_code_of_what_is_unclear_can_be_chosen(tmp_path: Path) -> None:
             for pair, time_ms in enumerate(head_ms)
         )
         path = store.create(tmp_path, dataclasses.replace(document, run_id=name, samples=samples))
-        return comparing.compare(str(path), None, NOTHING, tmp_path, (), **options)[0]
+        return comparing.compare(str(path), None, NOTHING, None, (), **options)[0]
 
     limits = tmp_path / "limits.toml"
     limits.write_text('[[limit]]\ncell = "*"\nmax_step_ms = 1000\nexit_code = 75')

@@ -78,7 +78,10 @@ def test_a_killed_run_is_resumed(start: Callable, wait: Callable, tmp_path: Path
     process.wait()
     (path,) = (tmp_path / "out").glob("*.json")
     (tmp_path / "wait").write_text("nowhere")
-    resumed = start("run", "--resume", str(path), ODD_WAIT_FILE=str(tmp_path / "wait"))
+    (tmp_path / "link.json").symlink_to(path)
+    elsewhere = start("run", "--resume", str(path), "--out", str(tmp_path / "elsewhere"))
+    assert "is gone on with where it lies: leave --out" in elsewhere.communicate(timeout=60)[1]
+    resumed = start("run", "--resume", str(tmp_path / "link.json"), ODD_WAIT_FILE=str(tmp_path / "wait"))
     _, err = resumed.communicate(timeout=100)
     assert resumed.returncode == 0, err
     (document,) = documents(tmp_path)

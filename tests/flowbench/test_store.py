@@ -80,3 +80,14 @@ def test_a_folder_without_permission_is_named(document: RunDocument, tmp_path: P
     tmp_path.chmod(0o500)
     with pytest.raises(FlowbenchError, match="Permission denied"):
         store.create(tmp_path, document)
+
+
+def test_a_link_is_its_document_under_another_name(document: RunDocument, tmp_path: Path) -> None:
+    path, link = store.create(tmp_path / "out", document), tmp_path / "alias.json"
+    link.symlink_to(path)
+    for one, other in ((path, link), (link, path)):
+        with store.held(one), pytest.raises(FlowbenchError, match="another process is writing"), store.held(other):
+            pass
+    store.replace(link, replace(document, preset="another"))
+    assert link.is_symlink()
+    assert read_document(path).preset == "another"
