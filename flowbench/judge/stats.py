@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 CONFIDENCE = 0.95
 
+# An interval whose ends are further apart than this factor says nothing.
+MOST_SPREAD = 2.0
+
 
 @dataclass(frozen=True)
 class Ratio:
@@ -27,6 +30,16 @@ class Ratio:
     def pairs(self) -> int:
         """The number of pairs."""
         return len(self.log_ratios)
+
+    @property
+    def telling_interval(self) -> tuple[float, float] | None:
+        """The interval where it says something: None for one pair, and where its ends are too far apart."""
+        return self.interval if self.interval and is_telling(*self.interval) else None
+
+
+def is_telling(low: float, high: float) -> bool:
+    """Whether an interval of a ratio says anything: its ends are within a factor of 2."""
+    return high <= MOST_SPREAD * low
 
 
 def paired_ratio(reference_ms: Sequence[float], subject_ms: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:

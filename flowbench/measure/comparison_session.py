@@ -16,8 +16,9 @@ from flowbench.measure.wire import Job
 from flowbench.record.run import Finding, RunDocument
 from flowbench.record.sample import Sample
 
-# The reference's speed need not be known as finely as a change: it takes part in so many rounds of each case only.
-REFERENCE_ROUNDS = 2
+# The reference's speed need not be known as finely as a change: it takes part in so many rounds of each case only. Of fewer
+# the interval of a relative speed would say nothing.
+REFERENCE_ROUNDS = 3
 
 # Rounds that confirm may take so much more than the wall cap of the sampling.
 CONFIRMING_SHARE = 0.25

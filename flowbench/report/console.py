@@ -9,7 +9,16 @@ from flowbench.report.changes import SIGNS, Row, rows_of
 from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.headline import Tone, headline_of, spoken
 from flowbench.report.style import Colour, Style
-from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, pairs_of, spread, threads_of
+from flowbench.report.words import (
+    counted,
+    details_of,
+    interval,
+    mebibytes,
+    milliseconds,
+    one_line,
+    pairs_of,
+    threads_of,
+)
 
 MOST_LINES = 40
 _MOST_NOTES = 4
@@ -90,7 +99,7 @@ def _speed_lines(facts: Facts) -> Iterator[_Line]:
                 *([_host(subject)] if host else []),
                 _median(comparison.reference),
                 f"{ratio.geometric_mean:.2f}" if ratio else "-",
-                spread(*ratio.interval) if ratio and ratio.interval else "-",
+                interval(*ratio.interval or (None, None)) if ratio else "-",
                 _memory(comparison),
             ],
             next((_STATES[state] for state in states if state in _STATES), None),
@@ -154,7 +163,7 @@ def _ends(base: float | None, head: float | None) -> str:
 def _change(change: Change | None) -> str:
     if change is None:
         return "-"
-    return f"{change.ratio:.3f}" + (f" ({spread(change.low, change.high)})" if change.low and change.high else "")
+    return f"{change.ratio:.3f}" + (f" ({interval(change.low, change.high)})" if change.low and change.high else "")
 
 
 def _memory_change(row: Row) -> str:

@@ -28,6 +28,10 @@ _ENDINGS = {
 }
 
 
+# Of fewer pairs, in all cells together, no speed is given.
+_LEAST_PAIRS = 3
+
+
 @dataclass(frozen=True)
 class Times:
     """Step times in ms over all timed steps of the counted processes; a step takes as long as its slowest rank.
@@ -93,13 +97,28 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Overall:
-    """The geometric mean of a subject's ratios over the `good` ones of all its `cells`, of which the best has `most_pairs`."""
+    """The geometric mean of a subject's ratios over the `good` ones of all its `cells`, and how sure that is.
+
+    A good cell has `fewest_pairs` to `most_pairs`, and a pair's ratio lies from `lowest` to `highest`; of `untold` cells the
+    interval says nothing. `interval` is that of the only good cell, where it says something.
+    """
 
     name: str
     geometric_mean: float | None
     good: int
     cells: int
-    most_pairs: int
+    fewest_pairs: int = 0
+    most_pairs: int = 0
+    lowest: float | None = None
+    highest: float | None = None
+    untold: int = 0
+    interval: tuple[float, float] | None = None
+    all_pairs: int = 0
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether the mean says anything: three pairs in all, and most cells have an interval that does."""
+        return self.all_pairs >= _LEAST_PAIRS and 2 * self.untold <= self.good
 
 
 @dataclass(frozen=True)
@@ -240,8 +259,22 @@ def _overall(comparisons: list[Comparison]) -> Iterable[Overall]:
     for name in dict.fromkeys(comparison.subject.name for comparison in comparisons if comparison.reference):
         own = [comparison for comparison in comparisons if comparison.subject.name == name and comparison.reference]
         ratios = [comparison.ratio for comparison in own if comparison.ratio]
-        mean = geometric_mean([ratio.geometric_mean for ratio in ratios]) if ratios else None
-        yield Overall(name, mean, len(ratios), len(own), max((ratio.pairs for ratio in ratios), default=0))
+        if not ratios:
+            yield Overall(name, None, 0, len(own))
+            continue
+        yield Overall(
+            name=name,
+            geometric_mean=geometric_mean([ratio.geometric_mean for ratio in ratios]),
+            good=len(ratios),
+            cells=len(own),
+            fewest_pairs=min(ratio.pairs for ratio in ratios),
+            most_pairs=max(ratio.pairs for ratio in ratios),
+            lowest=min(ratio.lowest for ratio in ratios),
+            highest=max(ratio.highest for ratio in ratios),
+            untold=sum(ratio.telling_interval is None for ratio in ratios),
+            interval=ratios[0].telling_interval if len(ratios) == 1 else None,
+            all_pairs=sum(ratio.pairs for ratio in ratios),
+        )
 
 
 def _left_out(document: RunDocument, names: dict[str, str], labels: dict[Case, str]) -> Iterable[NotMeasured]:

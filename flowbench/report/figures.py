@@ -154,7 +154,7 @@ def _speed(
     for member in members:
         at, name = value(member.case), member.subject.name
         if relative and member.ratio:
-            low, high = member.ratio.interval or (None, None)
+            low, high = member.ratio.telling_interval or (None, None)
             told = f"{member.ratio.geometric_mean:.2f} at {at}" + (f" ({spread(low, high)})" if low and high else "")
             points.setdefault(name, []).append(Point(at, member.ratio.geometric_mean, low, high, told))
         elif not relative and member.subject.times:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flowbench.judge.verdict import Comparison, ComparisonSet, Verdict
-from flowbench.report.facts import Facts
-from flowbench.report.words import counted
+from flowbench.report.facts import Facts, Overall
+from flowbench.report.words import counted, spread
 
 ENDINGS = {
     "interrupted": "the sitting was interrupted",
@@ -178,9 +178,26 @@ def _speeds(facts: Facts) -> Iterator[Sentence]:
                 reference,
                 f", as none of its {cells} has good pairs.",
             )
-        else:
-            alone = "" if overall.most_pairs > 1 else "; one pair only, no interval"
+        elif not overall.is_telling:
             yield (
-                Name(overall.name), f": {overall.geometric_mean:.2f} times ", reference,
-                f"'s speed (geometric mean of {overall.good} of {cells}{alone}).",
+                Name(overall.name), ": too few pairs to give a speed beside ", reference, f"'s ({_hedge(overall)}).",
             )  # fmt: skip
+        else:
+            yield (
+                Name(overall.name), f": {overall.geometric_mean:.2f} times ", reference, f"'s speed ({_hedge(overall)}).",
+            )  # fmt: skip
+
+
+def _hedge(overall: Overall) -> str:
+    """What a speed rests on: its cells and pairs, and the interval of the only one or else the lowest and the highest pair."""
+    fewest, most = overall.fewest_pairs, overall.most_pairs
+    pairs = counted(most, "pair") if fewest == most else f"{fewest} to {most} pairs"
+    told = [f"geometric mean of {overall.good} of {counted(overall.cells, 'cell')}"] if overall.cells > 1 else []
+    told.append(f"{pairs} each" if overall.good > 1 else pairs)
+    if overall.interval is not None:
+        told.append(f"95 % interval {spread(*overall.interval)}")
+    elif overall.lowest is not None and overall.highest is not None and overall.all_pairs > 1:
+        told.append(f"from {overall.lowest:.2f} to {overall.highest:.2f} times")
+    if overall.is_telling and overall.untold:
+        told.append(f"too few pairs in {counted(overall.untold, 'cell')}")
+    return ", ".join(told)

@@ -77,7 +77,7 @@ def _of_engines(facts: Facts, gauge: Any) -> Iterator[Any]:
                     memory.add_metric([*labels, str(rank.rank), kind], size)
         if comparison.ratio is not None:
             labels = _labels(comparison.subject.engine, comparison.label, comparison.case)
-            low, high = comparison.ratio.interval or (None, None)
+            low, high = comparison.ratio.telling_interval or (None, None)
             for end, value in (("mean", comparison.ratio.geometric_mean), ("low", low), ("high", high)):
                 if value is not None:
                     speed.add_metric([*labels, end], value)

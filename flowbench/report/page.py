@@ -20,7 +20,7 @@ from flowbench.report.headline import headline_of, spoken
 from flowbench.report.moves import moves_of
 from flowbench.report.style import Style
 from flowbench.report.templating import Ready, Templates
-from flowbench.report.words import counted, details_of, mebibytes, milliseconds, one_line, spread
+from flowbench.report.words import counted, details_of, interval, mebibytes, milliseconds, one_line, spread
 
 _TONE_SIGNS = {"worse": "▼", "better": "▲", "same": "=", "unknown": "?", "plain": ""}
 
@@ -139,7 +139,7 @@ def _rows(facts: Facts) -> Iterator[dict[str, Any]]:
             "subject": subject,
             "reference": reference,
             "ratio": ratio,
-            "bar": charts.interval_bar(ratio.geometric_mean, ratio.interval, ends, colours[subject.name])
+            "bar": charts.interval_bar(ratio.geometric_mean, ratio.telling_interval, ends, colours[subject.name])
             if ratio
             else "",
             "memory": _memory_words(comparison),
@@ -156,8 +156,9 @@ def _ends(facts: Facts) -> tuple[float, float]:
     """The scale that all bars share: wide enough for most intervals, as a few wide ones must not flatten the rest."""
     ratios = [comparison.ratio for comparison in facts.comparisons if comparison.ratio]
     means = [ratio.geometric_mean for ratio in ratios]
-    lows = sorted(max(ratio.interval[0], ratio.lowest / 1.1) if ratio.interval else ratio.lowest for ratio in ratios)
-    highs = sorted(min(ratio.interval[1], ratio.highest * 1.1) if ratio.interval else ratio.highest for ratio in ratios)
+    told = [(ratio, ratio.telling_interval or (ratio.lowest, ratio.highest)) for ratio in ratios]
+    lows = [max(low, ratio.lowest / 1.1) for ratio, (low, _) in told]
+    highs = [min(high, ratio.highest * 1.1) for ratio, (_, high) in told]
     return min([*lows, *means, 1 / 1.02]), max([*highs, *means, 1.02])
 
 
@@ -173,7 +174,7 @@ def _strip(comparison: Comparison) -> Ready | None:
     pairs = [math.exp(logarithm) for logarithm in ratio.log_ratios]
     told = ", ".join(f"{pair:.3f}" for pair in pairs[:40])
     what = f"{comparison.reference.name}'s time / {comparison.subject.name}'s in each of {counted(len(pairs), 'pair')}: {told}"
-    return charts.strip(pairs, ratio.interval, ratio.geometric_mean, what)
+    return charts.strip(pairs, ratio.telling_interval, ratio.geometric_mean, what)
 
 
 def _against_base(facts: Facts, comparison: Comparison) -> Ready | None:
@@ -188,7 +189,9 @@ def _against_base(facts: Facts, comparison: Comparison) -> Ready | None:
     ratio = ratio_of(pairs)
     told = ", ".join(f"{math.exp(pair):.3f}" for pair in ratio.log_ratios[:40])
     what = f"head's time / base's in each of {counted(ratio.pairs, 'pair')}: {told}"
-    return charts.strip([math.exp(pair) for pair in ratio.log_ratios], ratio.interval, ratio.geometric_mean, what)
+    return charts.strip(
+        [math.exp(pair) for pair in ratio.log_ratios], ratio.telling_interval, ratio.geometric_mean, what
+    )
 
 
 def _judged(row: Row | None) -> list[dict[str, str]]:
@@ -201,7 +204,8 @@ def _judged(row: Row | None) -> list[dict[str, str]]:
         ends = ["–" if value is None else size(value) for value in (one.base, one.head)]
         change = f"{one.change.ratio:.3f}" if one.change else ""
         if one.change and one.change.low is not None and one.change.high is not None:
-            change += f" ({spread(one.change.low, one.change.high)})"
+            words = interval if one.quantity.unit == "ms" else spread
+            change += f" ({words(one.change.low, one.change.high)})"
         told.append(
             {
                 "what": one.quantity.label,

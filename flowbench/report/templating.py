@@ -95,12 +95,13 @@ def _filters(escaped: Escape) -> dict[str, Callable[..., Ready]]:
     def change(of: Change | None) -> Ready:
         if of is None:
             return Ready("")
-        return Ready(f"{of.ratio:.3f}" + (f" ({words.spread(of.low, of.high)})" if of.low and of.high else ""))
+        return Ready(f"{of.ratio:.3f}" + (f" ({words.interval(of.low, of.high)})" if of.low and of.high else ""))
 
     return {
         "change": change,
         "counted": lambda number, word, plural="": Ready(words.counted(number, word, plural)),
         "figure": figure,
+        "interval": lambda ends: Ready(words.interval(*ends or (None, None))),
         "lines": lambda text: Ready("\n".join(escaped(line, _LONGEST) for line in text.splitlines())),
         "mib": lambda size: Ready(words.mebibytes(size)),
         "ms": lambda time: Ready(words.milliseconds(time)),

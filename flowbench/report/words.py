@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from flowbench.judge.inference import binomial_interval
+from flowbench.judge.stats import is_telling
 from flowbench.record.gpu import Range
 from flowbench.record.run import RunDocument, SidesCompared
 
@@ -53,6 +54,13 @@ def mebibytes(size_bytes: float) -> str:
 def spread(low: float, high: float) -> str:
     """Two ends of a range of ratios."""
     return f"{low:.3f} - {high:.3f}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """A ratio's 95 % interval; in its place that there is none, or that it is so wide that it says nothing."""
+    if low is None or high is None:
+        return "one pair only"
+    return spread(low, high) if is_telling(low, high) else "too few pairs"
 
 
 def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:

@@ -19,7 +19,9 @@ from flowbench import report
 from flowbench.errors import FlowbenchError
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.run import RunDocument
+from flowbench.record.sample import Sample
 from flowbench.report.facts import facts_of
+from flowbench.report.headline import headline_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
 SUFFIX = {
@@ -264,13 +266,59 @@ def test_what_was_not_measured_is_in_every_report(documents: dict[str, RunDocume
         assert "no reference" in report.render(documents["no_reference"], form)
 
 
-def test_one_pair_alone_is_said_beside_the_headline(documents: dict[str, RunDocument]) -> None:
+def test_one_pair_alone_gives_no_speed(documents: dict[str, RunDocument]) -> None:
     whole = documents["two_cells"]
     first = tuple(sample for sample in whole.samples if sample.pair == 0)
     alone = dataclasses.replace(whole, samples=first, protocol=dataclasses.replace(whole.protocol, pairs=1))
-    assert "cells; one pair only, no interval)" in report.render(alone)
-    assert "1 pair of fresh processes, " in report.render(alone)
+    text = report.render(alone)
+    assert (
+        "Flow: too few pairs to give a speed beside PyTorch's (geometric mean of 2 of 2 cells, 1 pair each, from 1.4"
+        in text
+    )
+    assert "times PyTorch's speed" not in text
+    assert "1 pair of fresh processes, " in text
+    assert "one pair only" in text
     assert "one pair only" not in report.render(whole)
+
+
+@pytest.mark.parametrize("form", ["console", "markdown", "html"])
+def test_where_pairs_differ_too_much_neither_speed_nor_interval_is_given(
+    documents: dict[str, RunDocument], form: str
+) -> None:
+    whole = documents["two_cells"]
+
+    def held_up(sample: Sample) -> Sample:
+        """Flow's second process of each cell takes four times as long."""
+        if sample.pair == 0 or not sample.cell.startswith("flow-eager/"):
+            return sample
+        slowed = [
+            dataclasses.replace(rank, steps_ms=tuple(4 * time for time in rank.steps_ms)) for rank in sample.ranks
+        ]
+        return dataclasses.replace(sample, ranks=tuple(slowed))
+
+    document = dataclasses.replace(whole, samples=tuple(map(held_up, whole.samples)))
+    ratio = next(one.ratio for one in facts_of(document).comparisons if one.subject.engine == "flow-eager")
+    assert ratio is not None
+    assert ratio.interval is not None
+    assert ratio.telling_interval is None
+    text = html.unescape(re.sub("<[^>]*>", "", report.render(document, form)))
+    assert (
+        "Flow: too few pairs to give a speed beside PyTorch's (geometric mean of 2 of 2 cells, 2 pairs each, from 0.3"
+        in text
+    )
+    assert "PyTorch-NHWC: 1.27 times PyTorch's speed" in text
+    assert "too few pairs" in text.replace("too few pairs to give", "")
+    assert f"{ratio.interval[1]:.3f}" not in text
+
+
+def test_a_speed_of_one_cell_is_given_with_its_interval(documents: dict[str, RunDocument]) -> None:
+    overall = facts_of(documents["two_cells"]).overall[0]
+    one = dataclasses.replace(
+        overall, good=1, cells=1, fewest_pairs=3, most_pairs=3, all_pairs=3, interval=(1.2, 1.5), geometric_mean=1.3
+    )
+    facts = dataclasses.replace(facts_of(documents["two_cells"]), overall=(one,))
+    verdict = "".join(headline_of(facts).verdict)
+    assert verdict == "Flow: 1.30 times PyTorch's speed (3 pairs, 95 % interval 1.200 - 1.500)."
 
 
 def test_console_fits_forty_lines(situations: dict[str, Any]) -> None:
