@@ -194,7 +194,11 @@ class Module:
             if isinstance(target, DType) and not held.dtype.is_floating:
                 continue
             with no_grad():
-                held.array = held.detach().to(target).array
+                converted = held.detach().to(target).array
+            if converted is not held.array and isinstance(held, Parameter):
+                # Its gradients do not fit there any more.
+                held.home = None
+            held.array = converted
             held.grad = None
         return self
 

@@ -80,6 +80,9 @@ class Bucket:
                 self._move_in(slot, grad)
                 if keep_views:
                     slot.parameter.grad = Tensor(slot.gradient)
+                    if slot.parameter.home is None:
+                        # It was converted there and back.
+                        slot.parameter.home = Home(slot.gradient)
         return missing
 
     def clear(self) -> None:

@@ -530,6 +530,14 @@ model.zero_grad()
 old = flow.cpu.memory_allocated()
 model.to(flow.float64).to(flow.float32)
 assert flow.cpu.memory_allocated() <= old, (flow.cpu.memory_allocated(), old)
+# There and back, gradients are soon made where they are averaged again; before that, they are of the new type.
+model(x).sum().backward()
+weight = model.module[0].weight
+assert weight.home.array is weight.grad.array
+model.to(flow.float64).eval()
+with model.no_sync():
+    model(x.to(flow.float64)).sum().backward()
+assert weight.grad.dtype is flow.float64, weight.grad.dtype
 """)
 
 
