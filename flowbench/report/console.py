@@ -56,7 +56,10 @@ def write(facts: Facts, style: Style | None = None) -> str:
 
 def _below(facts: Facts) -> Iterator[str]:
     if facts.changes is not None:
-        yield "time: median step. head / base above 1: head takes more. relative: reference / side, above 1 the side is faster."
+        yield (
+            "time: median step; ratios are of pairs, not of these times. head / base above 1: head takes more. "
+            "relative: above 1 the side is faster."
+        )
     elif facts.reference is not None and facts.anything_measured:
         yield "ms: median step. relative: reference / subject, above 1 the subject is faster."
         yield "memory: largest peak, subject / reference, below 1 the subject needs less."

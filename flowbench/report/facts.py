@@ -36,6 +36,7 @@ _LEAST_PAIRS = 3
 class Times:
     """Step times in ms over all timed steps of the counted processes; a step takes as long as its slowest rank.
 
+    `median_ms` is the median of the processes' medians; of a side of a comparison, over all rounds that have both sides.
     `host_ms` is the median time that the host takes to issue a step; None where steps were not timed on the device.
     """
 
@@ -226,16 +227,31 @@ def _side(document: RunDocument, cell: Cell, names: dict[str, str], samples: lis
     name = names[cell.engine]
     if status != "measured":
         return Side(cell.engine, name, status, reason, None, ())
+    typical = _typical_samples(document, cell, samples)
     samples = samples or list(document.samples_of(cell))
     steps = [sample.steps_ms for sample in samples]
     times = Times(
         total_ms=sum(map(sum, steps)),
         count=sum(map(len, steps)),
-        median_ms=statistics.median(map(process_median, steps)),
+        median_ms=statistics.median(process_median(sample.steps_ms) for sample in typical),
         processes=len(samples),
         host_ms=_host_ms(samples),
     )
     return Side(cell.engine, name, status, None, times, peaks_of_ranks(samples, cell.world_size))
+
+
+def _typical_samples(document: RunDocument, cell: Cell, shared: list[Sample] | None) -> Sequence[Sample]:
+    """Whose median step is shown: the samples `shared` with the reference; those of a side, in all rounds that are judged.
+
+    The reference takes part in few of them, and a side has one typical time, wherever it is shown.
+    """
+    own = document.samples_of(cell)
+    engine = document.engine(cell.engine)
+    if engine.side is None:
+        return shared or own
+    other = Cell.of(cell.case, f"{engine.registered_name}@{'head' if engine.side == 'base' else 'base'}")
+    good = {sample.pair for sample in document.samples_of(other) if sample.status == "ok"}
+    return [sample for sample in own if sample.pair in good] or own
 
 
 def _host_ms(samples: Sequence[Sample]) -> float | None:

@@ -93,12 +93,18 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
     )
     if document.comparison is not None:
         yield "false alarms", _false_alarms(document.comparison)
+        yield (
+            "times",
+            "the median of the processes' median steps: of base and head in the rounds with both, of the reference in its own",
+        )
         yield "head / base", "of a pair by the faster half of its steps, of pairs in the geometric mean"
     if document.reference is not None:
         yield (
             "relative speed",
             "the reference's time / the subject's: of a pair by its median steps, of pairs and cells in the geometric mean",
         )
+    if document.comparison is not None or document.reference is not None:
+        yield "ratios", "of the two processes of each pair, never of the two times that are shown"
     yield (
         "protocol",
         (

@@ -9,6 +9,7 @@ import statistics
 import pytest
 from sittings import CASE, plain, sitting
 
+from flowbench.cell import Cell
 from flowbench.judge.compare import judge_document
 from flowbench.judge.documents import judge_documents
 from flowbench.judge.points import points_of
@@ -76,3 +77,25 @@ def test_a_bad_sample_of_the_reference_leaves_no_relative_speed_anywhere() -> No
     (comparison,) = facts_of(document).comparisons
     assert comparison.relative_speed is None
     assert [point.relative_speed for point in points_of(document)] == [None, None]
+
+
+def test_a_side_has_one_typical_time_wherever_it_is_shown() -> None:
+    """The reference is in fewer rounds than the sides, and these became slower since."""
+    document = sitting({"head": 1.1}, confirming={"head": 1.4})
+    last = max(sample.pair for sample in document.samples_of(Cell.of(CASE, "torch-eager")))
+    assert last == 5
+    time = next(time for time in judge_document(document).times if time.case == CASE)
+    shown = {one.subject.engine: one.subject.times for one in facts_of(document).comparisons if one.case == CASE}
+    (base, head) = (shown[f"flow-eager@{side}"] for side in ("base", "head"))
+    assert base is not None
+    assert head is not None
+    assert (base.median_ms, head.median_ms) == (time.base, time.head)
+    assert head.median_ms > 120, "rounds without the reference count"
+    # A round that lost one side counts for neither.
+    lost = document.samples_of(Cell.of(CASE, "flow-eager@head"))[6:]
+    document = dataclasses.replace(document, samples=tuple(one for one in document.samples if one not in lost))
+    time = next(time for time in judge_document(document).times if time.case == CASE)
+    shown = {one.subject.engine: one.subject.times for one in facts_of(document).comparisons if one.case == CASE}
+    head = shown["flow-eager@head"]
+    assert head is not None
+    assert head.median_ms == time.head < 111
