@@ -91,8 +91,11 @@ def whole_rounds(document: RunDocument) -> RunDocument:
 
 
 def whole_pairs(document: RunDocument) -> RunDocument:
-    """The document of a comparison as it may be gone on with: without pairs that lack a side, and with a note of the pause."""
-    bad = given_up(document.samples)
+    """The document of a comparison as it may be gone on with: without pairs that lack a side, and with a note of the pause.
+
+    A case whose sampling had ended with such a pair is open again.
+    """
+    plan, bad = comparison_of(document), given_up(document.samples)
     half = set()
     for match in matched_sides(document):
         sides = [cell for cell in (match.base, match.head) if cell is not None]
@@ -107,7 +110,10 @@ def whole_pairs(document: RunDocument) -> RunDocument:
         f" from {datetime.now(UTC).isoformat(timespec='seconds')[:19]} on (UTC)"
     )
     note = Finding(RESUMED, message, None, None)
-    return _reopened(replace(document, samples=kept, findings=(*document.findings, note)))
+    sampling = document.protocol.pairs - plan.confirmation_pairs
+    again = {case.key for case, pair in half if pair < sampling}
+    plan = replace(plan, stopped={key: why for key, why in plan.stopped.items() if key not in again})
+    return _reopened(replace(document, samples=kept, findings=(*document.findings, note), comparison=plan))
 
 
 def _reopened(document: RunDocument) -> RunDocument:

@@ -12,7 +12,7 @@ from flowbench.cell import Case, Cell, Count, Name
 from flowbench.codec import CodecError, Limit, describe
 from flowbench.record.gpu import Gpu
 from flowbench.record.profile import Profile
-from flowbench.record.quantities import Bytes, Index, Seconds, Text
+from flowbench.record.quantities import Bytes, Index, Moment, Seconds, Text
 from flowbench.record.sample import Sample
 
 
@@ -156,7 +156,7 @@ class Ending:
     """How the sitting ended. `running` in a file means that it was killed before it could say."""
 
     how: Literal["running", "complete", "interrupted", "wall_cap"]
-    finished: Name | None
+    finished: Moment | None
     reason: Text | None
 
 
@@ -165,7 +165,7 @@ class RunDocument:
     """One sitting. Samples refer to their cell by its key."""
 
     run_id: Name
-    created: Name
+    created: Moment
     flowbench_version: Name
     command: tuple[Text, ...]
     preset: Name | None
@@ -202,6 +202,13 @@ class RunDocument:
                     f"$.findings[{index}].cell", describe(finding.cell), "the key of a cell of this document"
                 )
 
+        plan, pairs = self.comparison, self.protocol.pairs
+        if plan is not None and plan.confirmation_pairs >= pairs:
+            raise CodecError(
+                "$.comparison.confirmation_pairs",
+                str(plan.confirmation_pairs),
+                f"less than the protocol's {pairs} pairs",
+            )
         _unique("$.profiles", [profile.cell for profile in self.profiles])
         for index, profile in enumerate(self.profiles):
             if profile.cell not in self.by_key:

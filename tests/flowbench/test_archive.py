@@ -156,7 +156,12 @@ def test_pruning_keeps_what_is_young_and_what_is_referred_to(
     add("base-of-named", 200)
     add("base-of-young", 200)
     add("young", 1, command=("compare", "base-of-young"))
-    archive.add(replace(document, run_id="undated", created="yesterday"))
+    add("undated", 100)
+    archive.contents()
+    index = json.loads((archive.folder / "index.json").read_text())
+    (undated,) = [entry for entry in index["runs"] if entry["run_id"] == "undated"]
+    undated["created"] = "yesterday"
+    (archive.folder / "index.json").write_text(json.dumps(index))
     reports = tmp_path / "reports"
     reports.mkdir()
     (reports / "README.md").write_text("From run `named`, not from threshold or bold-22.")

@@ -136,7 +136,9 @@ def test_a_stopped_comparison_goes_on_with_its_whole_pairs(tmp_path: Path, monke
     there += [sample for pair in (2, 3, 4) for sample in in_round(pair, "base", "head", "canary")]
     there += [sample for pair in range(6, 11) for sample in in_round(pair, "base", "head")]
     running = dataclasses.replace(before.ending, how="running")
-    store.replace(path, dataclasses.replace(before, samples=(*there, *in_round(5, "base")), ending=running))
+    closed = dataclasses.replace(before.comparison, stopped={before.cases[0].key: "all 6 pairs were measured"})
+    samples = (*there, *in_round(5, "base"))
+    store.replace(path, dataclasses.replace(before, samples=samples, ending=running, comparison=closed))
     link = tmp_path / "link.json"
     link.symlink_to(path)
     status, text = comparing.compare(None, None, Request(), tmp_path / "out", (), resume=link)

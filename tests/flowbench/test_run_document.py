@@ -156,6 +156,25 @@ def test_nothing_is_written_that_would_not_read_back() -> None:
             '"pair": 1, "position": 0',
             "at $.samples[0].pair: given 1, expected less than the protocol's 1 pairs",
         ),
+        (
+            '"created": "2026-11-29T13:00:00+00:00"',
+            '"created": "yesterday"',
+            "at $.created: given 'yesterday', expected a time",
+        ),
+        ('"created": "2026-11-29T13:00:00+00:00"', '"created": "2026-11-29T13:00:00"', "expected a time with its zone"),
+        (
+            '"finished": "2026-11-29T13:01:00+00:00"',
+            '"finished": "later"',
+            "at $.ending.finished: given 'later', expected a",
+        ),
+        (
+            '"comparison": null',
+            (
+                '"comparison": {"base": {"asked": "a", "git": null}, "head": {"asked": "b", "git": null}, "least_margin": 0.01,'
+                ' "least_pairs": 6, "confirmation_pairs": 50, "noise_floors": {}, "stopped": {}}'
+            ),
+            "at $.comparison.confirmation_pairs: given 50, expected less than the protocol's 1 pairs",
+        ),
         ('"wall_s": 3.5', '"wall_s": -3.5', "at $.samples[0].wall_s: given -3.5, expected at least 0"),
         ('"rank": 1', '"rank": 2', "at $.samples[0].ranks: given ranks [0, 2], expected ranks 0 to 1 in order"),
         ('"pairs": 1', '"pears": 1', "at $.protocol.pears: given an unknown key, expected one of steps, "),

@@ -109,12 +109,12 @@ def test_what_is_not_there_is_said(store: Path, tmp_path: Path) -> None:
 
 def test_names_cannot_break_the_table(store: Path) -> None:
     document = run(25, 10.0)
-    Archive(store).add(replace(document, git=Git("\x1b[31m\n=HYPERLINK()", None, False), created="=1+1\n\x1b[2J"))
+    Archive(store).add(replace(document, git=Git("=1+1\n\x1b[2J", None, False)))
     text = history.show(store, "*toy", None, "table")[0]
     assert "\x1b" not in text
     assert len(text.splitlines()) == 3 + 13 + 1
     rows = list(csv.DictReader(io.StringIO(history.show(store, "*toy", None, "csv")[0])))
-    assert "'=1+1\n\x1b[2J" in {row["when"] for row in rows}  # no formula for a spreadsheet
+    assert "'=1+1\n\x1b[2J" in {row["commit"] for row in rows}  # no formula for a spreadsheet
 
 
 def test_the_sides_of_a_comparison_are_points_of_two_commits(toys: Path, tmp_path: Path) -> None:
