@@ -148,7 +148,11 @@ def test_what_was_pruned_leaves_the_branch_and_does_not_come_back(
 ) -> None:
     one, two = Archive(tmp_path / "store-a"), Archive(tmp_path / "store-b")
     for run_id in ("old", "young"):
-        one.add(replace(document, run_id=run_id, created={"old": "2001-01-01", "young": document.created}[run_id]))
+        one.add(
+            replace(
+                document, run_id=run_id, created={"old": "2001-01-01T00:00:00+00:00", "young": document.created}[run_id]
+            )
+        )
     storing.push(one.folder, clones[0], *PLACE)
     storing.pull(two.folder, clones[1], *PLACE)
     storing.prune(one.folder, 30, [clones[0]], dry_run=False)

@@ -12,8 +12,9 @@ from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
 from flowbench.measure import session
 from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.progress import ProgressDisplay
 from flowbench.measure.resumption import check_resumable
-from flowbench.measure.session import Silent, run_session
+from flowbench.measure.session import run_session
 from flowbench.measure.worker import HOST_STEPS
 from flowbench.record import machine, store
 from flowbench.record.document import read_document
@@ -36,7 +37,7 @@ def planned(*engines: str, **changes: object) -> RunDocument:
 def measured(tmp_path: Path, *engines: str, **changes: object) -> RunDocument:
     document = planned(*engines, reference=engines[-1], **changes)
     path = store.create(tmp_path, document)
-    document = run_session(path, document, Silent())
+    document = run_session(path, document, ProgressDisplay(document))
     assert read_document(path) == document
     return document
 
