@@ -385,7 +385,7 @@ def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path, limit: str, 
 
 
 def test_without_pipes_few_open_files_do(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("print('here')")
+    (tmp_path / "script.py").write_text("import os; os.write(1, b'here\\n')")
     launch = f"exec {sys.executable} -m framework.distributed.launch --no-prefix --nproc-per-node 2 script.py"
     answer = subprocess.run(
         ["sh", "-c", f"ulimit -n 20; {launch}"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
