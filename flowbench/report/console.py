@@ -23,6 +23,7 @@ from flowbench.report.words import (
 MOST_LINES = 40
 _MOST_NOTES = 4
 _MOST_REASONS = 5
+_MOST_KINDS = 6
 _WIDTH = 150
 _TONES: Mapping[Tone, Colour] = {
     "worse": "red",
@@ -68,7 +69,7 @@ def _below(facts: Facts) -> Iterator[str]:
         yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reasons")
     if facts.findings:
         yield "Disturbed by:"
-        yield from _cut([f"  {kind}: {message}" for kind, message in facts.findings], 2, "findings")
+        yield from _cut(list(_findings_lines(facts)), _MOST_KINDS, "kinds")
     protocol = facts.document.protocol
     wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
     yield from _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
@@ -76,6 +77,16 @@ def _below(facts: Facts) -> Iterator[str]:
         f"{pairs_of(facts.document)} of fresh processes, {protocol.warmup} warm-up and "
         f"{counted(protocol.steps, 'timed step')} each, {threads_of(facts.document)}"
     )
+
+
+def _findings_lines(facts: Facts) -> Iterator[str]:
+    """A line per kind of finding: a busy box finds something in every sample, and must not hide what a GPU did."""
+    kinds: dict[str, list[str]] = {}
+    for kind, message in facts.findings:
+        kinds.setdefault(kind, []).append(message)
+    for kind, messages in kinds.items():
+        more = len(messages) - 1
+        yield f"  {kind}: {one_line(messages[0], _WIDTH - 40)}{f', and {more} more like it' if more else ''}"
 
 
 def _speed_lines(facts: Facts) -> Iterator[_Line]:

@@ -27,6 +27,13 @@ _ENDINGS = {
     "complete": "no sample of it was taken",
 }
 
+# What is cut is cut from the end: faults of what is measured must not be, nor what a GPU did; that the box was busy may.
+_GRAVENESS = {
+    kind: place
+    for place, kind in enumerate(
+        (FOREIGN_MEMORY, "left behind", "remark", "GPU memory", "GPU slowed down", "GPU shared", "GPU not watched")
+    )
+}
 
 # Of fewer pairs, in all cells together, no speed is given.
 _LEAST_PAIRS = 3
@@ -144,9 +151,8 @@ class Facts:
 
     @property
     def findings(self) -> tuple[tuple[str, str], ...]:
-        """What disturbed the measurement, each kind and message once, with how often it was found."""
-        # A process that holds memory on another's GPU is a fault of what is measured: it must not be cut.
-        found = sorted(self.document.findings, key=lambda finding: finding.kind != FOREIGN_MEMORY)
+        """What disturbed the measurement, each kind and message once, with how often it was found; the gravest first."""
+        found = sorted(self.document.findings, key=lambda finding: _GRAVENESS.get(finding.kind, len(_GRAVENESS)))
         counts = Counter((finding.kind, finding.message) for finding in found)
         return tuple(
             (kind, f"{message} ({count} times)" if count > 1 else message) for (kind, message), count in counts.items()

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from flowbench import report
 from flowbench.errors import FlowbenchError
 from flowbench.record.document import document_text, parse_document
-from flowbench.record.run import RunDocument
+from flowbench.record.run import Finding, RunDocument
 from flowbench.record.sample import Sample
 from flowbench.report.facts import facts_of
 from flowbench.report.headline import headline_of
@@ -326,6 +326,21 @@ def test_console_fits_forty_lines(situations: dict[str, Any]) -> None:
         lines = rendered(situation, "console").splitlines()
         assert len(lines) <= 40
         assert all(line.isprintable() for line in lines)
+
+
+def test_a_busy_box_does_not_hide_what_a_gpu_did(documents: dict[str, RunDocument]) -> None:
+    busy = tuple(Finding("other load", f"other processes used 1.{tenth} of 2 cores", None, None) for tenth in range(9))
+    machines = [
+        Finding(kind, f"it was {kind}", None, None) for kind in ("swapping", "stolen time", "sleep", "clock", "threads")
+    ]
+    slowed = Finding("GPU slowed down", "GPU 0: thermal slowdown in 100% of 3 readings", None, None)
+    stray = Finding("memory on another's GPU", "rank 1 holds 312 MiB on GPU 0, its own is GPU 1", None, None)
+    document = dataclasses.replace(documents["two_cells"], findings=(*busy, *machines, slowed, stray))
+    lines = report.render(document, "console").splitlines()
+    first = lines.index("Disturbed by:") + 1
+    assert [line.split(":")[0].strip() for line in lines[first : first + 3]] == [stray.kind, slowed.kind, "other load"]
+    assert lines[first + 2] == "  other load: other processes used 1.0 of 2 cores, and 8 more like it"
+    assert lines[first + 6] == "  … and 2 more kinds"
 
 
 def test_hostile_names_stay_data(documents: dict[str, RunDocument]) -> None:
