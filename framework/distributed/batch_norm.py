@@ -28,10 +28,10 @@ class SyncBatchNorm(Operation):
         node: Node,
         kernels: Runtime,
         x: Array,
-        weight: Array,
-        bias: Array,
-        running_mean: Array,
-        running_var: Array,
+        weight: Array | None,
+        bias: Array | None,
+        running_mean: Array | None,
+        running_var: Array | None,
         *,
         eps: float,
         momentum: float,
@@ -44,15 +44,17 @@ class SyncBatchNorm(Operation):
         )  # fmt: skip
         unbiased = multiply(variance, divide(count, subtract(count, 1)))
         for running, new in ((running_mean, mean), (running_var, unbiased)):
-            mul_(Tensor(running), 1 - momentum)
-            add_(Tensor(running), multiply(new, momentum))
-        node.save(x, weight, mean.array, divide(1, sqrt(add(variance, eps))).array)
+            if running is not None:
+                mul_(Tensor(running), 1 - momentum)
+                add_(Tensor(running), multiply(new, momentum))
+        node.save(x, mean.array, divide(1, sqrt(add(variance, eps))).array, weight)
         node.note = (group, count)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
-        x, weight, mean, inv_std = cast("tuple[Array, ...]", node.saved)
+        x, mean, inv_std = cast("tuple[Array, ...]", node.saved[:3])
+        weight = node.saved[3]
         group, count = node.note
         channels = x.shape[1]
         own = kernels.empty((2, channels), mean.dtype)
@@ -72,17 +74,18 @@ class SyncBatchNorm(Operation):
             # As Ioffe and Szegedy, 2015, with the two means over all ranks' images.
             off = multiply(subtract(Tensor(x), middle), multiply(scale, slope))
             inner = subtract(subtract(Tensor(grad_y), shift), off)
-            grad_x = multiply(inner, multiply(scale, _per_channel(Tensor(weight)))).array
+            steepness = scale if weight is None else multiply(scale, _per_channel(Tensor(weight)))
+            grad_x = multiply(inner, steepness).array
         needs = node.needs
         return grad_x, grad_weight if needs[1] else None, grad_bias if needs[2] else None, None, None
 
 
 def sync_batch_norm(
     x: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     momentum: float,
     eps: float,
@@ -94,8 +97,9 @@ def sync_batch_norm(
     """
     check_images("sync_batch_norm", x)
     check_floats("sync_batch_norm", x)
-    if x.shape[1] != weight.shape[0]:
-        raise ValueError(f"sync_batch_norm over {weight.shape[0]} channels got images of shape {list(x.shape)}")
+    for held in (weight, bias, running_mean, running_var):
+        if held is not None and held.shape != x.shape[1:2]:
+            raise ValueError(f"sync_batch_norm over {held.shape[0]} channels got images of shape {list(x.shape)}")
     result: Tensor = apply(
         SyncBatchNorm, x, weight, bias, running_mean, running_var,
         eps=float(eps), momentum=float(momentum), group=group,

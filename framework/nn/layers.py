@@ -72,17 +72,28 @@ class BatchNorm2d(Module):
     """Batch normalisation of images [N, C, H, W], which can add a residual and apply a ReLU in the same pass.
 
     In training by the batch's mean and variance per channel, which also move the running ones; else by the running ones.
+    Without `affine` there is no weight and no bias, without `track_running_stats` the batch's own figures always serve.
     """
 
-    def __init__(self, num_features: int, *, eps: float = 1e-5, momentum: float = 0.1) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+    ) -> None:
         super().__init__()
+        if momentum is None:
+            raise ValueError("momentum is a number: running figures that are plain averages, its None, are not there")
+        self.num_features = num_features
         self.eps = eps
         self.momentum = momentum
-        self.weight = Parameter(ones(num_features))
-        self.bias = Parameter(zeros(num_features))
-        self.register_buffer("running_mean", zeros(num_features))
-        self.register_buffer("running_var", ones(num_features))
-        self.register_buffer("num_batches_tracked", Counter())
+        self.register_parameter("weight", Parameter(ones(num_features)) if affine else None)
+        self.register_parameter("bias", Parameter(zeros(num_features)) if affine else None)
+        self.register_buffer("running_mean", zeros(num_features) if track_running_stats else None)
+        self.register_buffer("running_var", ones(num_features) if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", Counter() if track_running_stats else None)
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None, relu: bool = False) -> Tensor:
         y = ops.batch_norm(
@@ -91,7 +102,7 @@ class BatchNorm2d(Module):
             self.running_var,
             self.weight,
             self.bias,
-            training=self.training,
+            training=self.training or (self.running_mean is None and self.running_var is None),
             momentum=self.momentum,
             eps=self.eps,
             residual=residual,
@@ -99,7 +110,7 @@ class BatchNorm2d(Module):
         )
         # Only now: a batch that was refused is not counted.
         if self.training:
-            self.num_batches_tracked.count()
+            self._count()
         return y
 
     def after(self, convolution: Module, x: Tensor, *, residual: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -134,11 +145,17 @@ class BatchNorm2d(Module):
             relu=relu,
             names=(convolution._name, self._name),
         )
-        self.num_batches_tracked.count()
+        self._count()
         return y
 
+    def _count(self) -> None:
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.count()
+
     def describe(self) -> str:
-        return f"{self.weight.numel()}, eps={self.eps}, momentum={self.momentum}"
+        left_out = ", affine=False" * (self.weight is None and self.bias is None)
+        left_out += ", track_running_stats=False" * (self.running_mean is None and self.running_var is None)
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}{left_out}"
 
 
 class Linear(Module):

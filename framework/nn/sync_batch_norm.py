@@ -19,12 +19,13 @@ class SyncBatchNorm(BatchNorm2d):
     def __init__(
         self,
         num_features: int,
-        *,
         eps: float = 1e-5,
         momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
         process_group: distributed.Group | None = None,
     ) -> None:
-        super().__init__(num_features, eps=eps, momentum=momentum)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats)
         self.process_group = process_group
 
     def forward(self, x: Tensor, *, residual: Tensor | None = None, relu: bool = False) -> Tensor:
@@ -41,7 +42,7 @@ class SyncBatchNorm(BatchNorm2d):
             eps=self.eps,
             group=group,
         )
-        self.num_batches_tracked.count()
+        self._count()
         if residual is not None:
             y = ops.add(y, residual)
         return ops.relu(y) if relu else y
@@ -62,7 +63,7 @@ class SyncBatchNorm(BatchNorm2d):
 
 
 def _converted(norm: BatchNorm2d, process_group: distributed.Group | None) -> SyncBatchNorm:
-    made = SyncBatchNorm(norm.weight.numel(), eps=norm.eps, momentum=norm.momentum, process_group=process_group)
+    made = SyncBatchNorm(norm.num_features, norm.eps, norm.momentum, process_group=process_group)
     made.weight, made.bias = norm.weight, norm.bias
     for name, buffer in norm._buffers.items():
         made.register_buffer(name, buffer)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+import numpy as np
+import pytest
 
 from tests.framework.distributed.ranks import finish, run, start
 
@@ -575,6 +579,52 @@ if rank == 0:
     norm.train()
 # One value per channel on each rank is enough, since all together have two.
 norm(flow.tensor(images[rank : rank + 1, :, :1, :1]))
+""")
+
+
+@pytest.mark.parametrize(("without", "tracks"), [(("weight",), True), (("bias",), False), (("weight", "bias"), True)])
+def test_batch_norm_over_all_ranks_without_its_parameters_is_pytorchs_of_all_images(
+    without: tuple[str, ...], tracks: bool, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    drawn = np.random.default_rng(3)
+    known = {"images": 10 + drawn.standard_normal((4, 3, 2, 5)), "slopes": drawn.standard_normal((4, 3, 2, 5))}
+    theirs = torch.nn.BatchNorm2d(3, track_running_stats=tracks).double()
+    for name in ("weight", "bias"):
+        if name in without:
+            setattr(theirs, name, None)
+        else:
+            known[f"before.{name}"] = drawn.standard_normal(3)
+            getattr(theirs, name).data.copy_(torch.tensor(known[f"before.{name}"]))
+    x = torch.tensor(known["images"], requires_grad=True)
+    y = theirs(x)
+    (y * torch.tensor(known["slopes"])).sum().backward()
+    known |= {"y": y.detach().numpy(), "grad": x.grad.numpy()}
+    known |= {f"after.{name}": held.numpy() for name, held in theirs.state_dict().items()}
+    known |= {f"grad.{name}": parameter.grad.numpy() for name, parameter in theirs.named_parameters()}
+    np.savez(tmp_path / "known.npz", **known)
+    on_two_ranks(f"""
+known = np.load({str(tmp_path / "known.npz")!r})
+plain = nn.BatchNorm2d(3, affine={len(without) < 2}, track_running_stats={tracks})
+for name in {without}:
+    setattr(plain, name, None)
+norm = nn.SyncBatchNorm.convert_sync_batchnorm(plain).to(flow.float64)
+assert type(norm) is nn.SyncBatchNorm
+for name, parameter in norm.named_parameters():
+    with flow.no_grad():
+        parameter.copy_(flow.tensor(known["before." + name]))
+mine = slice(0, 1) if rank == 0 else slice(1, 4)
+x = flow.tensor(known["images"][mine], requires_grad=True)
+y = norm(x)
+(y * flow.tensor(known["slopes"][mine])).sum().backward()
+np.testing.assert_allclose(y.detach().numpy(), known["y"][mine], rtol=1e-9)
+np.testing.assert_allclose(x.grad.numpy(), known["grad"][mine], rtol=1e-7, atol=1e-9)
+assert {{"after." + name for name in norm.state_dict()}} == {{n for n in known if n.startswith("after.")}}
+for name, held in norm.state_dict().items():
+    np.testing.assert_allclose(held.numpy(), known["after." + name], rtol=1e-9, err_msg=name)
+for name, parameter in norm.named_parameters():
+    dist.all_reduce(parameter.grad, "sum")
+    np.testing.assert_allclose(parameter.grad.numpy(), known["grad." + name], rtol=1e-9, err_msg=name)
 """)
 
 

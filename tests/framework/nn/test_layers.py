@@ -51,6 +51,52 @@ def test_batch_norm_takes_numbers_of_numpy_as_settings() -> None:
         plain.eval()
 
 
+@pytest.mark.parametrize("without", [(), ("weight",), ("bias",), ("weight", "bias")], ids=" ".join)
+@pytest.mark.parametrize("tracks", [True, False])
+def test_batch_norm_without_its_parameters_or_running_figures_is_pytorchs(
+    without: tuple[str, ...], tracks: bool
+) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    drawn = np.random.default_rng(0)
+    images, slopes = drawn.standard_normal((4, 3, 2, 5)), drawn.standard_normal((4, 3, 2, 5))
+    # By place, as PyTorch's arguments are often given.
+    settings = (3, 1e-3, 0.25, len(without) < 2, tracks)
+    theirs, ours = torch.nn.BatchNorm2d(*settings).double(), nn.BatchNorm2d(*settings).to(flow.float64)
+    for name in {"weight", "bias"} - set(without):
+        values = drawn.standard_normal(3)
+        getattr(theirs, name).data.copy_(torch.tensor(values))
+        with flow.no_grad():
+            getattr(ours, name).copy_(flow.tensor(values))
+    for name in without:
+        setattr(theirs, name, None)
+        setattr(ours, name, None)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    for _ in ("training", "evaluation"):
+        x, y = flow.tensor(images, requires_grad=True), torch.tensor(images, requires_grad=True)
+        out, expected = ours(x), theirs(y)
+        (out * flow.tensor(slopes)).sum().backward()
+        (expected * torch.tensor(slopes)).sum().backward()
+        np.testing.assert_allclose(out.detach().numpy(), expected.detach().numpy(), rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(x.grad.numpy(), y.grad.numpy(), rtol=1e-9, atol=1e-12)
+        for name, held in theirs.state_dict().items():
+            np.testing.assert_allclose(ours.state_dict()[name].numpy(), held.numpy(), rtol=1e-9)
+        for (name, mine), parameter in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            np.testing.assert_allclose(mine.grad.numpy(), parameter.grad.numpy(), rtol=1e-9, err_msg=name)
+        ours.eval()
+        theirs.eval()
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.SyncBatchNorm])
+def test_batch_norm_says_what_it_is_without(kind: type[nn.BatchNorm2d]) -> None:
+    bare = kind(3, affine=False, track_running_stats=False)
+    assert repr(bare) == f"{kind.__name__}(3, eps=1e-05, momentum=0.1, affine=False, track_running_stats=False)"
+    layer = kind(3)
+    layer.weight = None
+    assert repr(layer) == f"{kind.__name__}(3, eps=1e-05, momentum=0.1)"  # it still has its bias
+    with pytest.raises(ValueError, match="running figures that are plain averages, its None, are not there"):
+        kind(3, momentum=None)
+
+
 @pytest.mark.parametrize("layer", [nn.Conv2d(16, 32, 3), nn.Linear(144, 32)], ids=["conv", "linear"])
 def test_weights_and_biases_start_uniform_within_the_root_of_the_fan_in(layer: nn.Module) -> None:
     bound = 1 / sqrt(144)
