@@ -26,6 +26,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.judge.points import points_of
 from flowbench.record.document import DocumentError, document_text, parse_document
 from flowbench.record.points import ImportedPoint, Point
+from flowbench.record.quantities import Moment, instant
 from flowbench.record.run import RunDocument
 from flowbench.record.store import write_whole
 
@@ -40,7 +41,7 @@ class Entry:
     """A document as the index knows it: its file's size and time of change tell whether it is still the same."""
 
     run_id: str
-    created: str
+    created: Moment
     nbytes: int
     changed_ns: int
     points: tuple[Point, ...]
@@ -172,7 +173,7 @@ class Archive:
             for path in _files(self.folder)
             if path.name not in ("runs", "imported", "index.json", "pruned.txt", ".lock")
         ]
-        return sorted(entries, key=lambda entry: (entry.created, entry.run_id)), strangers
+        return sorted(entries, key=lambda entry: (instant(entry.created), entry.run_id)), strangers
 
     def _imported(self) -> tuple[tuple[ImportedPoint, ...], list[Stranger]]:
         points: dict[ImportedPoint, None] = {}  # the same comment may lie in two exports
@@ -182,7 +183,7 @@ class Archive:
                 points |= dict.fromkeys(read_imported(_bytes_of(_document_file(path)), str(path)))
             except FlowbenchError as error:
                 strangers.append(Stranger(path, str(error).removeprefix(f"{path}: ")))
-        return tuple(sorted(points, key=lambda point: (point.date or "", point.source))), strangers
+        return tuple(sorted(points, key=lambda point: (point.instant, point.source))), strangers
 
     def _read_index(self) -> dict[str, Entry]:
         """What the index says; nothing where it is absent, torn or of another version: it is made anew then."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from flowbench.archive.folder import Archive, Entry
+from flowbench.archive.folder import Archive
 from flowbench.errors import FlowbenchError
+from flowbench.record.quantities import instant
 
 _TEXTS = {".md", ".txt", ".html", ".json", ".xml", ".csv", ".rst"}
 
@@ -20,7 +21,6 @@ class Pruning:
 
     removed: tuple[str, ...]
     kept: dict[str, str]
-    undated: tuple[str, ...]
 
 
 def prune(archive: Archive, days: float, referring: Sequence[Path], *, dry_run: bool = False) -> Pruning:
@@ -30,9 +30,7 @@ def prune(archive: Archive, days: float, referring: Sequence[Path], *, dry_run: 
             raise FlowbenchError(f"{folder}: no such file or folder; name where reports lie with --referred-in")
     entries = archive.contents().entries
     limit = datetime.now(UTC) - timedelta(days=days)
-    ages = {entry.run_id: _time_of(entry) for entry in entries}
-    old = {run_id for run_id, time in ages.items() if time is not None and time < limit}
-    undated = tuple(run_id for run_id, time in ages.items() if time is None)
+    old = {entry.run_id for entry in entries if instant(entry.created) < limit}
     # Not the store itself, and not where runs write their own: there each run is named by its own report.
     aside = {archive.folder.resolve(), *((folder / "out").resolve() for folder in referring)}
     texts = [path for path in _texts(referring) if not aside & set(path.resolve().parents)]
@@ -51,16 +49,7 @@ def prune(archive: Archive, days: float, referring: Sequence[Path], *, dry_run: 
             for run_id in removed:
                 (archive.runs / f"{run_id}.json").unlink(missing_ok=True)
         archive.contents()
-    return Pruning(removed, kept, undated)
-
-
-def _time_of(entry: Entry) -> datetime | None:
-    """When the run began; None where its document does not say so in a way that can be read: such a run is kept."""
-    try:
-        time = datetime.fromisoformat(entry.created)
-    except ValueError:
-        return None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    return Pruning(removed, kept)
 
 
 def _texts(places: Iterable[Path]) -> Iterator[Path]:

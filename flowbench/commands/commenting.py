@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from flowbench.github.artifact import read_artifact
 from flowbench.github.comment import judged, text_of
 from flowbench.github.post import AUTHOR, others_may_post, post
 from flowbench.github.trust import Subject, subject_of
+from flowbench.record.quantities import instant
 from flowbench.record.run import RunDocument
 
 _REQUEST = re.compile(r"/bench(?:[ \t]+([0-9a-fA-F]{40}))?[ \t]*")
@@ -120,12 +120,7 @@ def _pushed_since(api: Api, pull: Any, commented: str) -> bool:
     path = f"{pull.head.repo.url}/activity"
     asked = {"ref": f"refs/heads/{pull.head.ref}", "per_page": 30}
     _, entries = api.read("list the pushes", lambda: pull.requester.requestJsonAndCheck("GET", path, parameters=asked))
-    return any(_time(entry["timestamp"]) >= _time(commented) for entry in entries)
-
-
-def _time(text: str) -> datetime:
-    time = datetime.fromisoformat(text)
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+    return any(instant(entry["timestamp"]) >= instant(commented) for entry in entries)
 
 
 def _payload(event: Path) -> dict[str, Any]:

@@ -47,7 +47,6 @@ def prune(store: Path, days: float, referring: Sequence[Path], dry_run: bool) ->
     done = pruning.prune(Archive(store), days, referring, dry_run=dry_run)
     lines = [f"{'would remove' if dry_run else 'removed'} {run_id}" for run_id in done.removed]
     lines += [f"kept {run_id}: {named_in} refers to it" for run_id, named_in in sorted(done.kept.items())]
-    lines += [f"kept {run_id}: its document does not say when it was made" for run_id in done.undated]
     lines.append(f"{counted(len(done.removed), 'run')} {'would be ' if dry_run else ''}removed")
     return "\n".join(lines), []
 

@@ -81,7 +81,7 @@ def imported_series(points: Iterable[ImportedPoint]) -> tuple[Series, ...]:
     for point in points:
         groups.setdefault((point.label, point.gpu or "unknown GPU"), []).append(point)
     return tuple(
-        Series(label, label, gpu, True, tuple(map(_imported, sorted(members, key=lambda point: point.date or ""))))
+        Series(label, label, gpu, True, tuple(map(_imported, sorted(members, key=lambda point: point.instant))))
         for (label, gpu), members in groups.items()
     )
 

@@ -15,7 +15,7 @@ from flowbench.cell import Case, Count, Name
 from flowbench.codec import CodecError, Limit, decode, encode
 from flowbench.errors import FlowbenchError, room
 from flowbench.record import store
-from flowbench.record.quantities import Index, Seconds
+from flowbench.record.quantities import Index, Moment, Seconds
 from flowbench.record.run import Git, Machine
 
 _FIRST_LINE = b'{"machine":'  # how the setting begins
@@ -56,7 +56,7 @@ class Pair:
 class AaSitting:
     """One sitting: the steps of base (`side` base) and of the others, in all rounds; how busy the machine was at its end."""
 
-    started: Name
+    started: Moment
     wall_s: Seconds
     load_average: float
     pairs: tuple[Pair, ...]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from flowbench.cell import Count, Name
+from flowbench.cell import Count
 from flowbench.codec import CodecError, Limit, decode, encode
 from flowbench.errors import FlowbenchError
 from flowbench.record import store
-from flowbench.record.quantities import Index, Text
+from flowbench.record.quantities import Index, Moment, Text
 from flowbench.record.run import Machine
 
 
@@ -27,7 +27,7 @@ class NoiseFloor:
     floor: Annotated[float, Limit(minimum=0, maximum=10)]
     sittings: Count
     alarms: Index
-    measured: Name
+    measured: Moment
 
 
 @dataclass(frozen=True)

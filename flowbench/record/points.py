@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from flowbench.cell import Count, Name
 from flowbench.codec import CodecError, Limit
-from flowbench.record.quantities import Bytes, Milliseconds, Text
+from flowbench.record.quantities import Bytes, Date, Milliseconds, Moment, Text, instant
 from flowbench.record.run import Machine
 
 Positive = Annotated[float, Limit(above=0)]
@@ -24,7 +25,7 @@ class Point:
     """
 
     run_id: Name
-    created: Name
+    created: Moment
     commit: Name | None
     dirty: bool
     machine: Name
@@ -54,7 +55,7 @@ class ImportedPoint:
     source: Text
     position: Annotated[int, Limit(minimum=0)]
     author: Name | None
-    date: Name | None
+    date: Date | None
     gpu: Name | None
     framework: Name
     model: Name | None
@@ -67,6 +68,11 @@ class ImportedPoint:
     time_ms: Positive
     times: Annotated[int, Limit(minimum=0)] | None
     relative_speed: Positive | None
+
+    @property
+    def instant(self) -> datetime:
+        """The instant of its date, to sort by: before all others where there is none."""
+        return instant(self.date) if self.date else datetime.min.replace(tzinfo=UTC)
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from flowbench.cell import Count, Name
 from flowbench.codec import CodecError, Limit
 from flowbench.record.gpu import GpuConditions, GpuUse
-from flowbench.record.quantities import Bytes, Index, Milliseconds, Text
+from flowbench.record.quantities import Bytes, Index, Milliseconds, Moment, Text
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Sample:
     cell: Text
     pair: Index
     position: Index
-    started: Name
+    started: Moment
     wall_s: Annotated[float, Limit(minimum=0)]
     status: Literal["ok", "failed", "void"]
     error: Text | None

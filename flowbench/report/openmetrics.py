@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
+from flowbench.record.quantities import instant
 from flowbench.report.changes import rows_of
 from flowbench.report.facts import Facts
 from flowbench.report.words import one_line
@@ -46,10 +46,8 @@ class _Families:
         run.add_metric([], {key: one_line(value) for key, value in about.items()})
         yield run
         created = GaugeMetricFamily("flowbench_run_created_seconds", "When the run began, since 1970.")
-        began = _timestamp(document.created)
-        if began is not None:
-            created.add_metric([], began)
-            yield created
+        created.add_metric([], instant(document.created).timestamp())
+        yield created
         yield from _of_engines(self._facts, GaugeMetricFamily)
         if self._facts.changes is not None:
             yield from _of_changes(self._facts, GaugeMetricFamily)
@@ -105,11 +103,3 @@ def _of_changes(facts: Facts, gauge: Any) -> Iterator[Any]:
 def _labels(engine: str, label: str, case: Case) -> list[str]:
     batch = str(case.input_shape[0]) if case.input_shape else ""
     return [one_line(engine), one_line(case.model), one_line(label, 400), batch, str(case.world_size)]
-
-
-def _timestamp(created: str) -> float | None:
-    try:
-        when = datetime.fromisoformat(created)
-    except ValueError:
-        return None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()  # never this machine's time zone

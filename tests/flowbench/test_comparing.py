@@ -364,7 +364,7 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
 
 def test_a_noise_floor_of_few_sittings_is_none_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     def floors_of(sittings: int) -> dict[str, float]:
-        floor = NoiseFloor("toy-sided/a", 1.3, sittings, 0, "2026-11-29")
+        floor = NoiseFloor("toy-sided/a", 1.3, sittings, 0, "2026-11-29T10:00:00Z")
         monkeypatch.setattr(comparing, "read_floors", lambda machine: {"toy-sided/a": floor})
         plan = comparing._planned(REQUEST, (), Side("a", None), Side("b", None)).comparison
         assert plan is not None

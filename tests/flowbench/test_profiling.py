@@ -216,7 +216,7 @@ def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: Ru
             rank = RankSample(
                 0, 1, "cpu", (), (10.0 * slow + 0.01 * (pair % 3),), (1.0,), Memory(None, None, 9**8, 9**7)
             )
-            samples.append(Sample(cell.key, pair, position, "2026", 1.0, "ok", None, None, (rank,)))
+            samples.append(Sample(cell.key, pair, position, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, (rank,)))
     sides = [Side(name, Git(digit * 40, None, False)) for name, digit in (("main", "b"), ("topic", "c"))]
     both = replace(
         document, engines=engines, cells=tuple(cells), samples=tuple(samples), reference=None,

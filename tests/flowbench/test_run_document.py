@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import typing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowbench import codec
+from flowbench.archive.folder import Entry
 from flowbench.cell import Case, Cell
+from flowbench.record.aa import AaSitting
 from flowbench.record.document import DocumentError, document_schema, document_text, parse_document, read_document
+from flowbench.record.noise import NoiseFloor
+from flowbench.record.points import ImportedPoint, Point
 from flowbench.record.profile import MOST_OPS, MemoryPoint, Profile, ProfiledOp, ProfiledTensor
 from flowbench.record.run import Ending, Engine, Finding, Git, Gpu, Machine, NotMeasured, Protocol, RunDocument
 from flowbench.record.sample import Memory, RankSample, Sample
@@ -168,6 +173,11 @@ def test_nothing_is_written_that_would_not_read_back() -> None:
             "at $.ending.finished: given 'later', expected a",
         ),
         (
+            '"started": "2026-11-29T13:00:04.000+00:00"',
+            '"started": "then"',
+            "at $.samples[1].started: given 'then', expected a time with its zone",
+        ),
+        (
             '"comparison": null',
             (
                 '"comparison": {"base": {"asked": "a", "git": null}, "head": {"asked": "b", "git": null}, "least_margin": 0.01,'
@@ -282,6 +292,30 @@ def test_a_profile_that_cannot_be_is_refused(changes: dict[str, object], said: s
 def test_two_profiles_of_one_cell_are_refused() -> None:
     with pytest.raises(codec.CodecError, match=r"at \$.profiles: given .* twice, expected each once"):
         replace(make(), profiles=(PROFILE, PROFILE))
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "zoned"),
+    [
+        (RunDocument, "created", True),
+        (Ending, "finished", True),
+        (Sample, "started", True),
+        (AaSitting, "started", True),
+        (NoiseFloor, "measured", True),
+        (Entry, "created", True),
+        (Point, "created", True),
+        (ImportedPoint, "date", False),  # comments and logs are as they were written
+    ],
+)
+def test_times_of_all_records_are_times(record: type, field: str, zoned: bool) -> None:
+    hint = typing.get_type_hints(record, include_extras=True)[field]
+    moment, day = "2026-11-29T13:00:00+00:00", "2026-11-29"
+    assert codec.decode(hint, moment) == moment
+    for other in ("then", "", "2026-11-31", *([day] if zoned else [])):
+        with pytest.raises(codec.CodecError, match=rf"at \$\.{field}: given '{other}', expected a (time|date)"):
+            codec.decode(hint, other, f"$.{field}")
+    if not zoned:
+        assert codec.decode(hint, day) == day
 
 
 JSON = st.recursive(

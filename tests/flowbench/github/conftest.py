@@ -53,7 +53,9 @@ def make_document(commit: str = SHA) -> run.RunDocument:
         machine=run.Machine("AMD EPYC", "x86_64", 2, 2, 2, 2**34, (), None, "Linux 6", "CPython 3.11"),
         versions={"numpy": "2.0"},
         cells=(cell,),
-        samples=tuple(Sample(cell.key, pair, 0, "2026", 1.0, "ok", None, None, (rank,)) for pair in range(2)),
+        samples=tuple(
+            Sample(cell.key, pair, 0, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, (rank,)) for pair in range(2)
+        ),
         findings=(),
         not_measured=(),
         ending=run.Ending("complete", None, None),
@@ -71,7 +73,7 @@ def make_comparison(commit: str = SHA, slow: float = 1.5) -> run.RunDocument:
         for position, cell in enumerate(cells):
             time_ms = (500.0 + 0.1 * (pair % 3)) * (slow if cell.engine == "flow-eager@head" else 1.0)
             ranks = (replace(one.samples[0].ranks[0], steps_ms=(time_ms,)),)
-            samples.append(Sample(cell.key, pair, position, "2026", 1.0, "ok", None, None, ranks))
+            samples.append(Sample(cell.key, pair, position, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, ranks))
     calls = {"base": 10.0, "head": 260.0}
     profiles = tuple(
         Profile(

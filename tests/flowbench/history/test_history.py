@@ -36,7 +36,7 @@ def run(number: int, toy_ms: float, status: str = "ok") -> RunDocument:
             failed = status == "failed" and cell.engine == "toy"
             ranks = () if failed else (rank,)
             samples.append(
-                Sample(cell.key, pair, position, "2026", 1.0, "failed" if failed else "ok", "died" if failed else None,
+                Sample(cell.key, pair, position, "2026-11-29T10:00:00Z", 1.0, "failed" if failed else "ok", "died" if failed else None,
                        None, ranks)
             )  # fmt: skip
     return replace(
@@ -140,7 +140,9 @@ def two_sides(slow_ms: float) -> RunDocument:
         for position, (name, time_ms) in enumerate(names.items()):
             memory = Memory(None, None, 50 * MIB, 10 * MIB)
             rank = RankSample(0, case.threads, "cpu", (), (time_ms,), (1.0,), memory)
-            samples.append(Sample(cells[name].key, pair, position, "2026", 1.0, "ok", None, None, (rank,)))
+            samples.append(
+                Sample(cells[name].key, pair, position, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, (rank,))
+            )
     sides = [Side(name, Git(digit * 40, None, False)) for name, digit in (("main", "b"), ("topic", "c"))]
     return replace(
         document,

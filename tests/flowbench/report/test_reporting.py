@@ -294,7 +294,10 @@ def test_a_sitting_of_two_sides_is_judged_by_itself_and_takes_no_base(
 
 
 def test_a_comparison_takes_along_how_often_the_machine_was_wrong(situations: dict) -> None:
-    floors = [NoiseFloor("a", 0.01, 30, 1, "2026-11-29"), NoiseFloor("b", 0.02, 20, 0, "2026-11-29")]
+    floors = [
+        NoiseFloor("a", 0.01, 30, 1, "2026-11-29T10:00:00Z"),
+        NoiseFloor("b", 0.02, 20, 0, "2026-11-29T10:00:00Z"),
+    ]
     document = with_false_alarms(situations["slower"].document, floors)
     text = report.render(document, "markdown")
     assert "- false alarms: `1 in 50 sittings of one commit against itself on this machine" in text
