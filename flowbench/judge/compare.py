@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from flowbench.cell import Case, Cell
 from flowbench.judge.inference import mean_of
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
-from flowbench.judge.pairs import relative_speed
+from flowbench.judge.pairs import ratio_to_reference
 from flowbench.judge.stats import geometric_mean, process_median
 from flowbench.judge.times import (
     CHECK_LEVEL,
@@ -183,6 +183,7 @@ def _time_of(document: RunDocument, match: Matched, judged: Judgement | None) ->
         verdict, reason = missing_verdict(match, samples, other, ending)
         return replace(empty, verdict=verdict, reason=reason)
     plan, single = comparison_of(document), judged.mean.count < 2
+    base_speed, head_speed = (ratio_to_reference(document, cell) for cell in (match.base, match.head))
     confirming = sum(base.pair >= document.protocol.pairs - plan.confirmation_pairs for base, _ in match.pairs)
     return replace(
         empty,
@@ -202,8 +203,10 @@ def _time_of(document: RunDocument, match: Matched, judged: Judgement | None) ->
         adjusted_p=judged.adjusted_p,
         confirmed=judged.confirmed,
         confirmation_pairs=confirming,
-        base_relative_speed=relative_speed(document, match.base),
-        head_relative_speed=relative_speed(document, match.head),
+        base_relative_speed=base_speed.geometric_mean if base_speed else None,
+        head_relative_speed=head_speed.geometric_mean if head_speed else None,
+        base_relative_interval=base_speed.interval if base_speed else None,
+        head_relative_interval=head_speed.interval if head_speed else None,
         tags=tuple(_drifts(match)),
     )
 

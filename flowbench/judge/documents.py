@@ -12,7 +12,7 @@ from flowbench.cell import Case, Cell
 from flowbench.judge.compare import STEP_TIME, Matched, label_of, missing_verdict, overall_of
 from flowbench.judge.inference import Mean, beyond, difference_of, holm
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
-from flowbench.judge.pairs import matched_samples, relative_speed
+from flowbench.judge.pairs import matched_samples, ratio_to_reference
 from flowbench.judge.stats import process_median
 from flowbench.judge.times import LEAST_MARGIN, LEVEL, pair_log_ratio, percent
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
@@ -119,6 +119,7 @@ def _time_of(
     if mean is not None and why_not is None:
         verdict, reason = _verdict(mean, adjusted)
     pairs = [_relative_times(document, cell) for document, cell in ((base, match.base), (head, match.head))]
+    base_speed, head_speed = ratio_to_reference(base, match.base), ratio_to_reference(head, match.head)
     single = mean is None or mean.count < 2
     return replace(
         bare,
@@ -135,8 +136,10 @@ def _time_of(
         margin=Margin(LEAST_MARGIN, "the least one: the noise between sittings is not known"),
         p=None if mean is None else beyond(mean, math.log1p(LEAST_MARGIN)),
         adjusted_p=None if mean is None else adjusted,
-        base_relative_speed=relative_speed(base, match.base),
-        head_relative_speed=relative_speed(head, match.head),
+        base_relative_speed=base_speed.geometric_mean if base_speed else None,
+        head_relative_speed=head_speed.geometric_mean if head_speed else None,
+        base_relative_interval=base_speed.interval if base_speed else None,
+        head_relative_interval=head_speed.interval if head_speed else None,
     )
 
 

@@ -90,7 +90,8 @@ class Comparison:
 
     `sign_flip_p` is exact and for this cell alone, `p` the t test's against the margin, `adjusted_p` after Holm over all cells.
     `confirmed`: whether new pairs agreed with a `slower` or `faster`; None where there was nothing to confirm.
-    `base_relative_speed` is the reference's time / base's: above 1, base is faster than the reference framework.
+    `base_relative_speed` is the reference's time / base's: above 1, base is faster than the reference framework;
+    `base_relative_interval` has the ends of its 95 % interval, None for one pair.
     """
 
     case: Case
@@ -111,6 +112,8 @@ class Comparison:
     confirmation_pairs: int = 0
     base_relative_speed: float | None = None
     head_relative_speed: float | None = None
+    base_relative_interval: tuple[float, float] | None = None
+    head_relative_interval: tuple[float, float] | None = None
     tags: tuple[str, ...] = ()
 
 

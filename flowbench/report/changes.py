@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowbench.cell import Case
+from flowbench.judge.stats import is_telling
 from flowbench.judge.verdict import Comparison, Verdict
 from flowbench.report.facts import Facts
 from flowbench.report.names import side_less_name
+from flowbench.report.words import interval
 
 # From what a reader has to know first to what needs no attention.
 ORDER = (
@@ -77,6 +79,23 @@ class Row:
         """What of it could not be judged, and why; empty where all could."""
         told = [one for one in (self.time, *self.memory) if one and one.verdict is Verdict.UNCLEAR]
         return "; ".join(f"{one.quantity.label}: {one.reason}" for one in told)
+
+    @property
+    def speeds(self) -> str:
+        """How fast base and head are beside the reference: `1.40 → 1.33`; empty where head's is not known."""
+        if self.time is None or self.time.head_relative_speed is None:
+            return ""
+        base = self.time.base_relative_speed
+        return f"{'–' if base is None else f'{base:.2f}'} → {self.time.head_relative_speed:.2f}"
+
+    @property
+    def speeds_interval(self) -> str:
+        """The 95 % interval of head's speed beside the reference; in its place that the pairs of either side are too few."""
+        if self.time is None or self.time.head_relative_speed is None:
+            return ""
+        base, head = self.time.base_relative_interval, self.time.head_relative_interval
+        weak = self.time.base_relative_speed is not None and not (base and is_telling(*base))
+        return interval(*(base if weak else head) or (None, None))
 
     @property
     def words(self) -> str:

@@ -57,10 +57,9 @@ def write(facts: Facts, style: Style | None = None) -> str:
 
 def _below(facts: Facts) -> Iterator[str]:
     if facts.changes is not None:
-        yield (
-            "time: median step; ratios are of pairs, not of these times. head / base above 1: head takes more. "
-            "relative: above 1 the side is faster."
-        )
+        yield "time: median step; ratios are of pairs, not of these times. head / base above 1: head takes more."
+        if facts.reference is not None:
+            yield "relative: reference / the side, above 1 the side is faster; in brackets head's 95 % interval."
     elif facts.reference is not None and facts.anything_measured:
         yield "ms: median step. relative: reference / subject, above 1 the subject is faster."
         yield "memory: largest peak, subject / reference, below 1 the subject needs less."
@@ -131,7 +130,7 @@ def _changes_lines(facts: Facts) -> Iterator[_Line]:
                 _ends(row.time.base, row.time.head) if row.time else "-",
                 _change(row.time.change if row.time else None),
                 _memory_change(row),
-                _speeds(row),
+                f"{row.speeds} ({row.speeds_interval})" if row.speeds else "-",
             ],
             _COLOURS.get(row.worst),
         )
@@ -185,13 +184,6 @@ def _memory_change(row: Row) -> str:
         return "-"
     one = row.memory[0]
     return f"{one.change.ratio:.3f}" if one.change else f"{mebibytes(one.base or 0)} → {mebibytes(one.head or 0)}"
-
-
-def _speeds(row: Row) -> str:
-    if row.time is None or row.time.head_relative_speed is None:
-        return "-"
-    base = row.time.base_relative_speed
-    return f"{'-' if base is None else f'{base:.2f}'} → {row.time.head_relative_speed:.2f}"
 
 
 def _cut(lines: list[str], most: int, what: str) -> list[str]:

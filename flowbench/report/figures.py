@@ -14,7 +14,7 @@ from flowbench.report.charts import Line, Mark, Point
 from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.peaks import MEMORY_KINDS, MIB, TELLING_KINDS
 from flowbench.report.templating import Ready
-from flowbench.report.words import counted, milliseconds, spread
+from flowbench.report.words import counted, interval, milliseconds
 
 MOST_CHARTS = 24
 
@@ -155,13 +155,17 @@ def _speed(
         at, name = value(member.case), member.subject.name
         if relative and member.ratio:
             low, high = member.ratio.telling_interval or (None, None)
-            told = f"{member.ratio.geometric_mean:.2f} at {at}" + (f" ({spread(low, high)})" if low and high else "")
-            points.setdefault(name, []).append(Point(at, member.ratio.geometric_mean, low, high, told))
+            told = f"{member.ratio.geometric_mean:.2f} at {at} ({interval(*member.ratio.interval or (None, None))})"
+            points.setdefault(name, []).append(
+                Point(at, member.ratio.geometric_mean, low, high, told, hollow=low is None)
+            )
         elif not relative and member.subject.times:
             time_ms = member.subject.times.median_ms
             points.setdefault(name, []).append(Point(at, time_ms, note=f"{milliseconds(time_ms)} ms at {at}"))
     what = f"Speed relative to {facts.reference}" if relative else "Median step time, ms"
     caption = "above 1 is faster; bars are 95 % intervals" if relative else "below is faster"
+    if relative and any(point.hollow for own in points.values() for point in own):
+        caption += ", hollow dots of too few pairs"
     return _figure(members, points, label, what, caption, word, colours, 1.0 if relative else None)
 
 

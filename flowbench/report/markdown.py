@@ -113,6 +113,7 @@ def _chart(case: Case, name: str, reference: str, members: list[Comparison]) -> 
     low, high = min([*ratios, 1.0]), max([*ratios, 1.0])
     room = max(high - low, 0.1) * 0.1
     label = case.label.replace("[0", "[N", 1)
+    few = [str(member.case.input_shape[0]) for member in members if member.ratio and not member.ratio.telling_interval]
     return Ready(
         "\n".join(
             [
@@ -124,6 +125,7 @@ def _chart(case: Case, name: str, reference: str, members: list[Comparison]) -> 
                 f"    line [{', '.join(f'{ratio:.3f}' for ratio in ratios)}]",
                 f"    line [{', '.join('1' for _ in ratios)}]",
                 "```",
+                *(["", f"Of too few pairs to tell: batch size {', '.join(few)}."] if few else []),
             ]
         )
     )

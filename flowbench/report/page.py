@@ -105,6 +105,8 @@ def _changed(facts: Facts) -> Iterator[dict[str, Any]]:
                 "words": row.words,
                 "time": row.time,
                 "memory": row.memory[0] if row.memory else None,
+                "speeds": row.speeds,
+                "speeds_interval": row.speeds_interval,
                 "reason": next((one.reason for one in (row.time, *row.memory) if one and one.verdict is row.worst), ""),
             }
 

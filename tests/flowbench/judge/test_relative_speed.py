@@ -60,6 +60,10 @@ def test_a_sitting_of_two_sides_says_of_each_what_its_report_says() -> None:
     assert time.head_relative_speed == pytest.approx(expected(document, "flow-eager@head"), rel=1e-12)
     shown = {one.subject.engine: one.relative_speed for one in facts_of(document).comparisons if one.case == CASE}
     assert shown == {"flow-eager@base": time.base_relative_speed, "flow-eager@head": time.head_relative_speed}
+    ratios = {one.subject.engine: one.ratio for one in facts_of(document).comparisons if one.case == CASE}
+    intervals = {engine: ratio.interval for engine, ratio in ratios.items() if ratio}
+    assert intervals == {"flow-eager@base": time.base_relative_interval, "flow-eager@head": time.head_relative_interval}
+    assert time.head_relative_interval != time.base_relative_interval
 
 
 def test_two_documents_beside_each_other_keep_their_own_relative_speeds() -> None:
@@ -67,6 +71,10 @@ def test_two_documents_beside_each_other_keep_their_own_relative_speeds() -> Non
     (time,) = judge_documents(base, head).times
     assert time.base_relative_speed == facts_of(base).comparisons[0].relative_speed
     assert time.head_relative_speed == facts_of(head).comparisons[0].relative_speed
+    intervals = [
+        one.ratio and one.ratio.interval for one in (facts_of(base).comparisons[0], facts_of(head).comparisons[0])
+    ]
+    assert [time.base_relative_interval, time.head_relative_interval] == intervals
 
 
 def test_a_bad_sample_of_the_reference_leaves_no_relative_speed_anywhere() -> None:
