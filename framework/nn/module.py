@@ -47,6 +47,8 @@ class Module:
     _modules: dict[str, Module] = _Parts()  # type: ignore[assignment]
     # Read in every call, and so not as the parts are: what stands in for them makes them slower to read.
     _name: str
+    # How often any module was given a part or lost one: who remembers parts need not walk through all modules to see changes.
+    changes = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -86,13 +88,14 @@ class Module:
             self._file(self._modules, name, value)
             object.__setattr__(value, "_name", name)
         elif name in self._buffers and (value is None or isinstance(value, Tensor)):
-            self._buffers[name] = value
+            self._file(self._buffers, name, value)
         elif name in self._parameters:
             if value is not None:
                 raise TypeError(f"{name} is a parameter; it takes a Parameter or None, not {type(value).__name__}")
-            self._parameters[name] = None
+            self._file(self._parameters, name, None)
         elif name in self._modules:
             del self._modules[name]
+            Module.changes += 1
         object.__setattr__(self, name, value)
 
     def _file(self, parts: dict[str, Any], name: str, value: Any) -> None:
@@ -101,20 +104,22 @@ class Module:
             if other is not parts:
                 other.pop(name, None)
         parts[name] = value
+        Module.changes += 1
 
     def __delattr__(self, name: str) -> None:
         for parts in (self._parameters, self._buffers, self._modules):
             parts.pop(name, None)
+        Module.changes += 1
         object.__delattr__(self, name)
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
         """Adds a parameter; None keeps the name for a part that is left out, such as a bias."""
-        self._parameters[name] = parameter
+        self._file(self._parameters, name, parameter)
         object.__setattr__(self, name, parameter)
 
     def register_buffer(self, name: str, buffer: Tensor | None) -> None:
         """Adds a tensor that is saved with the module and moves with it, but is not learned."""
-        self._buffers[name] = buffer
+        self._file(self._buffers, name, buffer)
         object.__setattr__(self, name, buffer)
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from framework import distributed
 from framework.nn.counter import Counter
+from framework.nn.module import Module
 from framework.tensor import Tensor
 from framework.vm.array import Array, dense_stride_like
 from framework.vm.runtime import runtime
@@ -18,20 +17,27 @@ class FlatBuffers:
     Counters stay where they are: each rank counts its batches on the host, and comes to the same number.
     """
 
-    def __init__(self, buffers: Sequence[Tensor]) -> None:
-        self._buffers = [buffer for buffer in buffers if not isinstance(buffer, Counter)]
+    def __init__(self, module: Module) -> None:
+        self._module = module
         self._flats: list[Array] = []
         self._homes: list[object] = []
+        self._find()
         self._move()
 
     def broadcast(self, src: int, group: distributed.Group) -> None:
         """Replaces the buffers of all ranks by those of rank `src` (its number in the world)."""
+        if self._changes != Module.changes:
+            self._find()
         if [buffer.array.storage for buffer in self._buffers] != self._homes:
             self._move()  # the module was converted or moved since
         works = [distributed.broadcast(Tensor(flat), src, group, async_op=True) for flat in self._flats]
         for work in works:
             assert work is not None
             work.wait()
+
+    def _find(self) -> None:
+        self._changes = Module.changes
+        self._buffers = [buffer for buffer in self._module.buffers() if not isinstance(buffer, Counter)]
 
     def _move(self) -> None:
         kinds: dict[object, list[Tensor]] = {}

@@ -16,8 +16,8 @@ from framework.distributed.world import world
 from framework.nn.module import Module
 from framework.nn.parallel.agreement import check_agreement
 from framework.nn.parallel.buffers import FlatBuffers
-from framework.nn.parallel.join import BUFFERS, Join
-from framework.nn.parallel.reducer import Reducer
+from framework.nn.parallel.join import BUCKETS, BUFFERS, Join
+from framework.nn.parallel.reducer import Reducer, tensors_in
 from framework.nn.sync_batch_norm import SyncBatchNorm
 from framework.tensor import Tensor
 
@@ -35,6 +35,8 @@ class DistributedDataParallel(Module):
     batches apart, which every rank counts alike). `bucket_cap_mb` (MiB): so much is averaged at once.
     `gradient_as_bucket_view`: gradients lie where they are averaged, and backward writes them there; without it they are
     copied there and back. `process_group`: the ranks to train with, all of them where it is None.
+
+    Its parameters may be frozen, unfrozen, converted and moved later, on all ranks alike, but not replaced by others.
 
     Raises ValueError, on every rank, where the ranks' modules have not the same parameters and buffers.
     """
@@ -63,8 +65,9 @@ class DistributedDataParallel(Module):
         self._kinds: tuple[list[Any], ...] | None = None
         # Walking through all modules in every step would take longer than all else here.
         self._all = list(module.parameters())
+        self._changes = Module.changes
         check_agreement(module, self.group)
-        self._flat_buffers = FlatBuffers(list(module.buffers()))
+        self._flat_buffers = FlatBuffers(module)
         self.broadcast_all_from(self.group.ranks[0])
         self._make_reducer()
 
@@ -77,14 +80,22 @@ class DistributedDataParallel(Module):
         """The module's forward, on this rank's data."""
         records = is_grad_enabled()
         averages = records and self._averages
-        if averages and self.training:
-            if self._kinds != self._read_kinds():
-                self._remake_reducer()
-            if self.broadcast_buffers:
-                first = self.joining.announce(BUFFERS) if self.joining else self.group.ranks[0]
-                self.broadcast_buffers_from(first)
+        if averages:
+            if self._changes != Module.changes:
+                self._check_same_parameters()
+            if self.training:
+                if self._is_stale():
+                    self._remake_reducer()
+                if self.broadcast_buffers:
+                    first = self.joining.announce(BUFFERS) if self.joining else self.group.ranks[0]
+                    self.broadcast_buffers_from(first)
         outputs = self.module(*args, **kwargs)
-        if records:
+        if averages and self._is_stale():
+            # Not in training: one rank may evaluate alone. What takes them all waits for backward.
+            for output in tensors_in(outputs):
+                if output.node is not None:
+                    output.register_hook(self._remake_in_backward)
+        elif records:
             self.reducer.prepare(outputs, averages=averages)
         return outputs
 
@@ -149,13 +160,38 @@ class DistributedDataParallel(Module):
         self.reducer.joining = self.joining
         self._kinds = self._read_kinds()
 
-    def _remake_reducer(self) -> None:
-        """Parameters were frozen, unfrozen, moved or converted since: on every rank, or the ranks would wait for ever."""
+    def make_buckets_again(self) -> None:
+        """For parameters that were frozen, unfrozen, moved or converted since, on every rank."""
         # Where they are refused, all ask again in the next forward, also those whose parameters are as they were by then.
         self._kinds = None
         check_agreement(self.module, self.group)
         self.reducer.close()
         self._make_reducer()
+
+    def _remake_reducer(self) -> None:
+        if self.joining is not None:
+            self.joining.announce(BUCKETS)
+        self.make_buckets_again()
+
+    def _remake_in_backward(self, gradient: Tensor) -> None:
+        if self._is_stale():
+            self._remake_reducer()
+            self.reducer.prepare(None, averages=True)
+        self.reducer.reached(gradient)
+
+    def _check_same_parameters(self) -> None:
+        known = set(map(id, self._all))
+        for name, parameter in self.module.named_parameters():
+            if id(parameter) not in known:
+                raise RuntimeError(
+                    f"parameter {name} came into the module after DistributedDataParallel was made, which averages those it"
+                    " was made with: change the module first, then wrap it"
+                )
+        self._changes = Module.changes
+
+    def _is_stale(self) -> bool:
+        """Whether the buckets are not made for the parameters as they are."""
+        return self._kinds != self._read_kinds()
 
     def _read_kinds(self) -> tuple[list[Any], ...]:
         """What buckets depend on."""

@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from framework.nn.parallel.data_parallel import DistributedDataParallel
 
 # What a rank is about to do together with all others.
-NOTHING_MORE, BUFFERS, GRADIENTS = 0, 1, 2
-_WORDS = {NOTHING_MORE: "has no data left", BUFFERS: "begins a forward", GRADIENTS: "averages gradients"}
+NOTHING_MORE, BUFFERS, GRADIENTS, BUCKETS = 0, 1, 2, 3
+_WORDS = {
+    NOTHING_MORE: "has no data left",
+    BUFFERS: "begins a forward",
+    GRADIENTS: "averages gradients",
+    BUCKETS: "begins a forward with parameters that were converted, frozen or unfrozen",
+}
 
 
 class Join:
@@ -58,6 +63,8 @@ class Join:
                 break
             if said == BUFFERS:
                 self._parallel.broadcast_buffers_from(leader)
+            elif said == BUCKETS:
+                self._parallel.make_buckets_again()
             else:
                 self._parallel.reducer.send_zeros()
         if self._last >= 0:

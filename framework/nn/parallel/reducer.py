@@ -60,10 +60,10 @@ class Reducer:
         self._recover()
         self._progress.averages = averages
         if averages:
-            for output in _tensors(outputs):
+            for output in tensors_in(outputs):
                 if output.node is not None:
                     # A backward that reaches no parameter has to send its zeros all the same.
-                    output.register_hook(self._reached)
+                    output.register_hook(self.reached)
 
     def send_zeros(self) -> None:
         """Takes part in the average with nothing to give; this rank's gradients are dropped."""
@@ -82,7 +82,8 @@ class Reducer:
         self._works: list[Any] = []
         self._has_failed = False
 
-    def _reached(self, gradient: Tensor) -> None:
+    def reached(self, gradient: Tensor) -> None:
+        """A backward has come to an output of the module."""
         if self._progress.averages and not self._progress.is_running:
             self.begin()
 
@@ -221,13 +222,13 @@ def _is_used(slot: Slot) -> bool:
     return bool(runtime(slot.used.storage.device).to_host(slot.used)[0] > 0)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors in what a module returned."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
         for inner in value.values():
-            yield from _tensors(inner)
+            yield from tensors_in(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _tensors(inner)
+            yield from tensors_in(inner)

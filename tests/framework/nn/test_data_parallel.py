@@ -678,3 +678,64 @@ assert flow.cpu.memory_allocated() > before
 del model, optimizer, loss
 assert flow.cpu.memory_allocated() <= before, (flow.cpu.memory_allocated(), before)
 """)
+
+
+def test_parameters_that_change_before_an_evaluation_are_averaged_by_its_backward_alone() -> None:
+    on_two_ranks("""
+def averaged(change, *, frozen=False):
+    layer = nn.Linear(4, 2)
+    layer.bias.requires_grad_(not frozen)
+    model = DDP(layer)
+    model(flow.ones(3, 4)).sum().backward()
+    model.zero_grad()
+    change(layer)
+    model.eval()
+    x = flow.ones(3, 4, dtype=layer.weight.dtype)
+    if rank == 0:
+        model(x)  # it may look at its own data alone
+    outputs = {"first": model(x), "second": model(x)}
+    ((outputs["first"] + outputs["second"]) * (rank + 1)).sum().backward()
+    for parameter in layer.parameters():
+        assert parameter.grad.dtype is layer.weight.dtype
+        assert set(parameter.grad.numpy().ravel()) == {9.0}, parameter.grad
+
+averaged(lambda layer: layer.to(flow.float64))
+averaged(lambda layer: layer.to(flow.float64).to(flow.float32))
+averaged(lambda layer: layer.bias.requires_grad_(True), frozen=True)
+""")
+
+
+def test_a_conversion_within_join_is_shared_by_ranks_without_data_or_refused() -> None:
+    code = """
+model = DDP(nn.Linear(4, 2))
+with model.join():
+    for step in range(3 if rank == 0 else 2):
+        if step == STEP:
+            model.to(flow.float64)
+        model(flow.ones(3, 4, dtype=model.module.weight.dtype)).sum().backward()
+same(whole(model))
+"""
+    on_two_ranks(code.replace("STEP", "1"))
+    late = finish(start(NETWORK + code.replace("STEP", "2"), 2))
+    assert [one.status for one in late] == [1, 1]
+    # One of the two may end before the other has heard why.
+    assert any("ranks have different models: rank 1 has as parameter 0 weight" in one.text for one in late), late
+
+
+def test_replaced_buffers_are_broadcast_and_replaced_parameters_refused() -> None:
+    on_two_ranks("""
+model = DDP(net())
+norm = model.module.bn1
+norm.running_mean = flow.full((4,), 5.0 + rank, dtype=flow.float64)
+norm.momentum = 0.0
+loss_of(model, data(rank)).backward()
+assert norm.running_mean.tolist() == [5.0] * 4
+model.module.fc.weight = nn.Parameter(flow.ones(5, 4, dtype=flow.float64))
+for mode in (True, False):
+    try:
+        model.train(mode)(data(rank)[0])
+    except RuntimeError as error:
+        assert "parameter fc.weight came into the module after DistributedDataParallel was made" in str(error), error
+    else:
+        raise AssertionError("went through")
+""")
