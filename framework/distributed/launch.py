@@ -7,13 +7,16 @@ ends the others, its message comes last, and its exit code is the launcher's.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
 from typing import NoReturn
 
-from framework.distributed.rank_processes import Plan, run
+from framework.distributed.endings import answers_at
+from framework.distributed.rank_processes import Plan, make_room, run
 
 # More ranks on one machine are a slip of the hand, and would take all its processes.
 MOST_RANKS = 4096
@@ -25,23 +28,34 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     _check(parser, options)
     local_size = _rank_count(parser, options.nproc_per_node)
-    with _reserve(parser, options) as reserved, _claim(parser, options, reserved):
-        port = options.master_port or reserved.getsockname()[1]
-        plan = Plan(
-            command=_command(parser, options),
-            local_size=local_size,
-            first_rank=options.node_rank * local_size,
-            world_size=options.nnodes * local_size,
-            variables={
-                "MASTER_ADDR": options.master_addr,
-                "MASTER_PORT": str(port),
-                "LOCAL_WORLD_SIZE": str(local_size),
-                "GROUP_RANK": str(options.node_rank),
-                **_threads(local_size),
-            },
-            prefix=not options.no_prefix,
-        )
-        return run(plan)
+    command = _command(parser, options)
+    refusal = make_room(local_size, prefix=not options.no_prefix)
+    if refusal is not None:
+        parser.error(refusal)
+    try:
+        with _reserve(parser, options) as reserved, _claim(parser, options, reserved) as questions:
+            port = options.master_port or reserved.getsockname()[1]
+            plan = Plan(
+                command=command,
+                local_size=local_size,
+                first_rank=options.node_rank * local_size,
+                world_size=options.nnodes * local_size,
+                variables={
+                    "MASTER_ADDR": options.master_addr,
+                    "MASTER_PORT": str(port),
+                    "LOCAL_WORLD_SIZE": str(local_size),
+                    "GROUP_RANK": str(options.node_rank),
+                    **_threads(local_size),
+                },
+                prefix=not options.no_prefix,
+                questions=questions,
+            )
+            return run(plan)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        parser.error(f"too few open files: {limit} are allowed here (ulimit -n), which has to be raised")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,12 +130,16 @@ def _reserve(parser: argparse.ArgumentParser, options: argparse.Namespace) -> so
 
 
 def _claim(parser: argparse.ArgumentParser, options: argparse.Namespace, reserved: socket.socket) -> socket.socket:
-    """Keeps the machine's other launches off the port until rank 0 listens at it: their ranks would come to ours."""
+    """Where the ranks can ask who has ended.
+
+    It also keeps the machine's other launches off the port until rank 0 listens at it: their ranks would come to ours.
+    """
     claim = socket.socket(socket.AF_UNIX)
-    if options.node_rank == 0 and sys.platform == "linux":
-        port = reserved.getsockname()[1]
+    if sys.platform == "linux":
+        port = options.master_port or reserved.getsockname()[1]
         try:
-            claim.bind(f"\0flow launch {port}")  # a name that goes with the process
+            claim.bind(answers_at(options.master_addr, port, options.node_rank))
+            claim.listen(MOST_RANKS)
         except OSError:
             claim.close()
             parser.error(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from framework.distributed.errors import DistributedError
 from framework.distributed.groups import Group
 from framework.distributed.world import world
 
@@ -22,17 +21,18 @@ def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
 
 
 def broadcast_object(value: Any, src: int, group: Group | None = None) -> Any:
-    """The value that rank `src` (its number in the world) gives; the other ranks' values are not looked at."""
+    """The value that rank `src` (its number in the world) gives; the other ranks' values are not looked at.
+
+    Raises DistributedError where it does not come in time.
+    """
     group = group or world().everyone
     source = group.index(src)
-    store, timeout_s = group.world.store, group.world.timeout_s
+    store = group.world.store
     key = _key(group)
     if group.rank == source:
-        store.set(f"{key}/value", _encode(value))
-    sent = store.get(f"{key}/value", timeout_s)
-    if sent is None:
-        raise DistributedError(f"rank {src} did not come to broadcast_object within {timeout_s:g} s")
-    _forget(group, key, [f"{key}/value"])
+        store.set(f"{key}/0", _encode(value))
+    (sent,) = store.gather(key, (src,), group.world.timeout_s)
+    _forget(group, key, [f"{key}/0"])
     return json.loads(sent)
 
 

@@ -7,6 +7,8 @@ import os
 import resource
 import selectors
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -30,7 +32,8 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Plan:
     """What to start: `command`, on ranks `first_rank … first_rank + local_size - 1` of `world_size`.
 
-    `variables` come into every rank's environment; `prefix` marks each line of output with its rank.
+    `variables` come into every rank's environment; `prefix` marks each line of output with its rank. Ranks that connect to
+    `questions`, a socket that listens, are told which ranks have ended.
     """
 
     command: tuple[str, ...]
@@ -39,6 +42,7 @@ class Plan:
     world_size: int
     variables: dict[str, str]
     prefix: bool
+    questions: socket.socket | None = None
 
 
 def run(plan: Plan) -> int:
@@ -46,10 +50,6 @@ def run(plan: Plan) -> int:
 
     Where the system refuses to start one, or to take their output, no other is left either, and the exit code is 2.
     """
-    refusal = _make_room(plan)
-    if refusal is not None:
-        _say(f"launch: {refusal}")
-        return 2
     with _Guard() as guard, _Signals() as signals:
         ranks = _Ranks(plan, guard, signals)
         try:
@@ -60,21 +60,21 @@ def run(plan: Plan) -> int:
         return ranks.report()
 
 
-def _make_room(plan: Plan) -> str | None:
+def make_room(local_size: int, *, prefix: bool) -> str | None:
     """Raises this process's limit of open files to what the ranks' pipes take; says why they cannot be, with the way out.
 
     The ranks inherit it: rank 0's store has a connection to each of the others.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = _OTHER_FILES + 2 * plan.local_size * plan.prefix
+    needed = _OTHER_FILES + 2 * local_size * prefix
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return None
     if hard != resource.RLIM_INFINITY and hard < needed:
-        if not plan.prefix:  # no pipes: what there is may do
+        if not prefix:  # no pipes: what there is may do
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             return None
         return (
-            f"the output of {plan.local_size} ranks takes {needed} open files, the limit here is {hard} (ulimit -Hn):"
+            f"the output of {local_size} ranks takes {needed} open files, the limit here is {hard} (ulimit -Hn):"
             " raise it, take fewer ranks, or --no-prefix"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
@@ -107,6 +107,9 @@ class _Ranks:
         self._failed: _Rank | None = None
         self._refused: str | None = None
         self._selector = selectors.DefaultSelector()
+        if plan.questions is not None:
+            plan.questions.setblocking(False)
+            self._selector.register(plan.questions, selectors.EVENT_READ)
 
     def start(self) -> None:
         """Starts the ranks, and no more of them once one has failed or a signal asks to stop."""
@@ -161,6 +164,8 @@ class _Ranks:
             # Also what a rank that has ended had started.
             _signal_group(rank.process.pid, signal.SIGKILL)
             rank.process.wait()
+        if self._plan.questions is not None:
+            self._selector.unregister(self._plan.questions)
         deadline = time.monotonic() + _LAST_WORDS_S
         while self._selector.get_map() and time.monotonic() < deadline:
             self._pass_on(_LOOK_S)
@@ -205,6 +210,9 @@ class _Ranks:
             time.sleep(patience_s)
             return
         for key, _ in self._selector.select(patience_s):
+            if key.fileobj is self._plan.questions:
+                self._answer()
+                continue
             output: _Output = key.data
             for chunk in _chunks(output.source):
                 if not chunk:
@@ -222,6 +230,21 @@ class _Ranks:
         output.source.close()
         if output.pending:
             self._write(output, [output.pending])
+
+    def _answer(self) -> None:
+        """Tells a rank that waits for others which of them have ended."""
+        assert self._plan.questions is not None
+        try:
+            asking, _ = self._plan.questions.accept()
+        except OSError:  # it left again, or there are too many open files: it asks once more
+            time.sleep(_LOOK_S)
+            return
+        ended = " ".join(str(rank.number) for rank in self._ranks if rank.process.poll() is not None)
+        with asking, contextlib.suppress(OSError):
+            asking.setblocking(False)
+            # Ranks are in sessions of their own: another job's, which takes us for its launcher, is told nothing.
+            if os.getsid(_peer(asking)) in {rank.process.pid for rank in self._ranks}:
+                asking.sendall(f"{ended}\n".encode())
 
     def _write(self, output: _Output, lines: list[bytes]) -> None:
         prefix = f"[rank {output.rank.number}] ".encode()
@@ -325,6 +348,12 @@ def _signal_group(group: int, number: int) -> None:
     """Sends a signal to a process group; one that is gone already is fine."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, number)
+
+
+def _peer(connection: socket.socket) -> int:
+    """The process at the other end of a connection within this machine."""
+    process, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(process)
 
 
 def _chunks(source: IO[bytes]) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import Any
 
+from framework.distributed.endings import ended_ranks
 from framework.distributed.environment import Environment
 from framework.distributed.errors import DistributedError, rank_list
 from framework.distributed.store_server import KEY_LIMIT, LENGTH, MAGIC, VALUE_LIMIT_BYTES, StoreServer
@@ -15,6 +16,8 @@ from framework.distributed.store_server import KEY_LIMIT, LENGTH, MAGIC, VALUE_L
 # How long an answer may be under way, beside the time that the server was told to wait.
 _NETWORK_S = 30.0
 _RETRY_S = 0.05
+# So often who waits for others asks whether they have ended.
+_LOOK_S = 1.0
 _COUNT_S = 0.002
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -57,17 +60,35 @@ class Store:
     def gather(self, name: str, ranks: tuple[int, ...], timeout_s: float) -> list[bytes]:
         """What was set as `name/0`, `name/1`, … for so many ranks, whose numbers in the world `ranks` are, for messages.
 
-        Raises DistributedError that names those for which nothing was set in time.
+        Raises DistributedError that names those for which nothing was set in time, at once where one of them has ended.
         """
         deadline = time.monotonic() + timeout_s
-        found = [self.get(f"{name}/{i}", max(0.0, deadline - time.monotonic())) for i in range(len(ranks))]
-        missing = [rank for rank, value in zip(ranks, found, strict=True) if value is None]
-        if missing:
-            raise DistributedError(
-                f"{rank_list(missing)} of {len(ranks)} did not come within {timeout_s:g} s (the store at {self.where} waited"
-                f" for {name}); ranks that are slow to start need a longer timeout"
-            )
-        return [value for value in found if value is not None]
+        of = f" of {len(ranks)}" if len(ranks) > 1 else ""
+        found: dict[int, bytes] = {}
+        missing = list(range(len(ranks)))
+        while missing:
+            left_s = deadline - time.monotonic()
+            value = self.get(f"{name}/{missing[0]}", max(0.0, min(_LOOK_S, left_s)))
+            if value is not None:
+                found[missing.pop(0)] = value
+                continue
+            ended = ended_ranks()
+            if left_s > 0 and ended.isdisjoint(ranks[number] for number in missing):
+                continue
+            # What a rank set before it ended is there by now.
+            found |= {n: late for n in missing if (late := self.get(f"{name}/{n}")) is not None}
+            missing = [number for number in missing if number not in found]
+            gone = [ranks[number] for number in missing if ranks[number] in ended]
+            if gone:
+                raise DistributedError(
+                    f"{rank_list(gone)}{of} ended without coming (the store at {self.where} waited for {name})"
+                )
+            if missing and left_s <= 0:
+                raise DistributedError(
+                    f"{rank_list([ranks[number] for number in missing])}{of} did not come within {timeout_s:g} s"
+                    f" (the store at {self.where} waited for {name}); ranks that are slow to start need a longer timeout"
+                )
+        return [found[number] for number in range(len(ranks))]
 
     def wait_for_count(self, key: str, count: int, timeout_s: float) -> bool:
         """Whether the number under `key` gets to `count` in time."""
@@ -122,6 +143,7 @@ class Store:
         """The port at which this job's store answers. Raises DistributedError where none does in time."""
         environment = self._environment
         deadline = time.monotonic() + self._timeout_s
+        next_look = time.monotonic() + _LOOK_S
         while True:
             said = []
             for port in environment.ports:
@@ -137,6 +159,13 @@ class Store:
                     f"rank {environment.rank} found no store at {environment.master_addr} within {self._timeout_s:g} s"
                     f" ({'; '.join(said)}): rank 0 did not start, or MASTER_ADDR and MASTER_PORT are not where it is"
                 )
+            if time.monotonic() > next_look:
+                if 0 in ended_ranks():
+                    raise DistributedError(
+                        f"rank 0 ended without coming: rank {environment.rank} waited for its store at"
+                        f" {environment.master_addr}, port {', '.join(map(str, environment.ports))}"
+                    )
+                next_look = time.monotonic() + _LOOK_S
             time.sleep(_RETRY_S)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from textwrap import dedent
 import pytest
 
 from framework.distributed import rank_processes
+from framework.distributed.endings import answers_at
 from tests.framework.distributed.ranks import PRELUDE, environment, free_port
 
 # By this the processes of a test are found again, whoever their parent is by then.
@@ -204,6 +206,73 @@ def test_the_first_failure_is_seen_last_and_nothing_is_left(tmp_path: Path, faul
     assert launch.left() == []
 
 
+NEVER_COMES = {
+    # name: (which rank ends, code in which it does and the others wait for it)
+    "rank 0 before the start": (0, "if os.environ['RANK'] == '0': sys.exit()\ndist.init_process_group(timeout=300)"),
+    "rank 1 before the start": (1, "if os.environ['RANK'] == '1': sys.exit()\ndist.init_process_group(timeout=300)"),
+    "before values are gathered": (
+        1,
+        "dist.init_process_group(timeout=300)\nos._exit(0) if dist.get_rank() == 1 else dist.all_gather_object(1)",
+    ),
+    "before a value is sent": (
+        1,
+        "dist.init_process_group(timeout=300)\nos._exit(0) if dist.get_rank() == 1 else dist.broadcast_object(1, src=1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", NEVER_COMES)
+def test_who_waits_for_a_rank_that_ended_well_is_told(tmp_path: Path, case: str) -> None:
+    gone, code = NEVER_COMES[case]
+    launch = Launch(tmp_path, code, "--nproc-per-node", "3")
+    status, _, err = launch.finish()  # long before the time of 300 s is over
+    assert status == 1, err
+    assert re.search(rf"DistributedError: rank {gone}( of 3)? ended without coming", err[err.rindex("launch: ") :]), err
+    assert launch.left() == []
+
+
+def test_ranks_may_end_well_at_different_times(tmp_path: Path) -> None:
+    code = """
+        if sys.argv[1] == "together":
+            dist.init_process_group(timeout=60)
+            rank = dist.get_rank()
+            some = dist.new_group([0, 2])
+            if rank != 1:
+                time.sleep(1.5 * rank)  # rank 0 waits long enough to ask who has ended
+                assert dist.all_gather_object(rank, some) == [0, 2]
+            dist.destroy_process_group()
+        else:
+            time.sleep(0.5 * int(os.environ["RANK"]))
+        print("done")
+    """
+    for how in ("together", "alone"):
+        status, out, err = Launch(tmp_path, code, "--nproc-per-node", "3", script_arguments=(how,)).finish()
+        assert status == 0, err
+        assert out.count("done") == 3
+
+
+def test_only_its_own_ranks_are_told_who_has_ended(tmp_path: Path) -> None:
+    code = """
+        from framework.distributed.endings import ended_ranks
+        if os.environ["RANK"] == "1":
+            sys.exit()
+        while ended_ranks() != {1}:
+            time.sleep(0.02)
+        open("told", "w").close()
+        time.sleep(60)
+    """
+    port = free_port()
+    launch = Launch(
+        tmp_path, f"os.chdir({str(tmp_path)!r})\n" + dedent(code), "--nproc-per-node", "2", "--master-port", str(port)
+    )
+    launch.wait_for(tmp_path / "told")
+    with socket.socket(socket.AF_UNIX) as stranger:
+        stranger.connect(answers_at("127.0.0.1", port, 0))
+        assert stranger.recv(100) == b""
+    launch.process.terminate()
+    assert launch.finish()[0] == 143
+
+
 def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
     code = "import subprocess\nsubprocess.Popen(['sleep', '1000'])\nsys.exit(3 if os.environ['RANK'] == '1' else 0)"
     launch = Launch(tmp_path, code, "--nproc-per-node", "2")
@@ -384,13 +453,18 @@ def test_the_limit_of_open_files_is_raised_or_named(tmp_path: Path, limit: str, 
         assert answer.stderr.count("\n") == 1
 
 
-def test_without_pipes_few_open_files_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", [5, 7, 9, 20])
+def test_without_pipes_few_open_files_do_and_fewer_are_named(tmp_path: Path, limit: int) -> None:
     (tmp_path / "script.py").write_text("import os; os.write(1, b'here\\n')")
     launch = f"exec {sys.executable} -m framework.distributed.launch --no-prefix --nproc-per-node 2 script.py"
     answer = subprocess.run(
-        ["sh", "-c", f"ulimit -n 20; {launch}"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+        ["sh", "-c", f"ulimit -n {limit}; {launch}"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
     )  # fmt: skip
-    assert (answer.returncode, answer.stdout) == (0, "here\nhere\n"), answer.stderr
+    if limit >= 20:
+        assert (answer.returncode, answer.stdout) == (0, "here\nhere\n"), answer.stderr
+    else:
+        assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
+        assert answer.stderr.startswith(f"launch: too few open files: {limit} are allowed here (ulimit -n)")
 
 
 @pytest.mark.parametrize(
