@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 from urllib.parse import quote
@@ -30,7 +31,7 @@ class Case:
     threads: Count
     device: Device = "cpu"
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """One text per case: two different cases never share it. On the CPU it is what it was before there were devices."""
         parts = [
@@ -76,12 +77,13 @@ class Cell:
     threads: Count
     device: Device = "cpu"
 
-    @property
+    # Reports and verdicts ask for these many times over, of thousands of cells.
+    @functools.cached_property
     def case(self) -> Case:
         """This cell without its engine: cells of one case are compared."""
         return Case(**{field.name: getattr(self, field.name) for field in fields(Case)})
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """One text per cell: two different cells never share it."""
         return f"{quote(self.engine, safe='')}/{self.case.key}"

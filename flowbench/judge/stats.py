@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
@@ -86,6 +87,7 @@ def positive(value: float) -> float:
     return float(value)
 
 
+@functools.cache
 def t_quantile(confidence: float, degrees: int) -> float:
     """The t with P(|T| < t) = `confidence` for Student's distribution with whole `degrees` of freedom.
 

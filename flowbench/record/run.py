@@ -248,7 +248,7 @@ class RunDocument:
         """Whether anything of it is measured on a GPU."""
         return any(cell.device == "cuda" for cell in self.cells)
 
-    @property
+    @functools.cached_property
     def cases(self) -> tuple[Case, ...]:
         """The cases in the order of the cells, each once."""
         return tuple(dict.fromkeys(cell.case for cell in self.cells))

@@ -97,7 +97,7 @@ def _time_words(times: tuple[Comparison, ...], base: Name) -> Sentence:
     of = counted(len(times), "cell")
     changed = [one for one in times if one.verdict in (Verdict.SLOWER, Verdict.FASTER)]
     same = [one for one in times if one.verdict is Verdict.SAME]
-    others = tuple(one for one in times if one not in changed and one.verdict is not Verdict.SAME)
+    others = tuple(one for one in times if one.verdict not in (Verdict.SLOWER, Verdict.FASTER, Verdict.SAME))
     if changed:
         return (f"{_tally(tuple(changed), len(times))} than ", base, f", {_tally(others, None)}" if others else "")
     if not times:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from flowbench.cell import Case
@@ -20,6 +20,8 @@ from flowbench.report.words import details_of, markdown, one_line
 # GitHub refuses a comment of more than 65,536 characters; the rest is for who posts it.
 LONGEST = 60_000
 _CUT = "\n\n… cut here: the text was too long for a comment.\n"
+_FIRST_GUESS, _MOST_GUESSES = 100, 6
+_MOST_CHANGED = 1500  # of more, not even the shortest rows fit
 _MOST_CHARTS, _MOST_IN_CHART = 3, 24
 _SHORT_LABEL = {"full": 200, "short": 80, "shortest": 40}
 
@@ -27,7 +29,7 @@ _SHORT_LABEL = {"full": 200, "short": 80, "shortest": 40}
 def write(facts: Facts, style: Style | None = None) -> str:
     """The Markdown of `facts`, at most `LONGEST` characters; FlowbenchError for a user's template that does not work.
 
-    Folded parts are cut first, then the columns of changed cells; only where thousands changed are some of them left out.
+    Folded parts are cut first, then the columns of changed cells; only where many hundreds changed are some of them left out.
     """
     templates, view = Templates(style.templates if style else {}, markdown), view_of(facts)
     changed = view["changed"]
@@ -37,22 +39,37 @@ def write(facts: Facts, style: Style | None = None) -> str:
         text = templates.fill("report.md.j2", view | values | {"label_length": _SHORT_LABEL[shape]})
         return re.sub(r"\n{3,}", "\n\n", text).strip("\n") + "\n"
 
-    most = max(map(len, (view["judged_rows"], facts.comparisons, view["memory"], facts.left_out, facts.findings)))
-    text = filled(most)
-    least = len(text) if len(text) <= LONGEST else len(filled(0))
-    while len(text) > LONGEST and most and least < LONGEST:
-        # Lists end at different lengths, so that a straight line to the limit aims a little too far.
-        most = min(int(most * (LONGEST - least) / (len(text) - least) * 0.97), most - 1)
-        text = filled(most)
-    for shape, most_changed in (
-        ("short", len(changed)),
-        ("shortest", len(changed)),
-        *(("shortest", 600 // 2**n) for n in range(4)),
-    ):
-        if len(text) > LONGEST:
-            text = filled(0, shape, most_changed)
+    text = ""
+    if len(changed) <= _MOST_CHANGED:
+        lists = view["judged_rows"], facts.comparisons, view["memory"], facts.left_out, facts.findings
+        text = _longest_that_fits(filled, max(map(len, lists)))
+        text = text if len(text) <= LONGEST else filled(0, "short")
+    if not text or len(text) > LONGEST:
+        text = _longest_that_fits(lambda most_changed: filled(0, "shortest", most_changed), len(changed))
     # A user's template need not keep to what it is told, but a comment that is too long is not posted at all.
     return text if len(text) <= LONGEST else text[: LONGEST - 60].rpartition("\n")[0] + _CUT
+
+
+def _longest_that_fits(filled: Callable[[int], str], most: int) -> str:
+    """The text whose lists have up to `most` entries, as many as fit; the one without any where not even that fits.
+
+    The first entries tell how many may fit: so thousands of them are not written out just to see that they are too many.
+    """
+    count = min(most, _FIRST_GUESS)
+    text = filled(count)
+    if count == most and len(text) <= LONGEST:
+        return text
+    least = best = filled(0)
+    for _ in range(_MOST_GUESSES):
+        fits = len(text) <= LONGEST
+        best = text if fits and len(text) > len(best) else best
+        # Lists end at different lengths, so that a straight line to the limit aims a little too far or not far enough.
+        per_entry = max(len(text) - len(least), 1) / max(count, 1)
+        following = min(most, int((LONGEST - len(least)) / per_entry * 0.97))
+        if len(least) > LONGEST or following == count or (fits and len(text) > 0.95 * LONGEST):
+            break
+        count, text = following, filled(following)
+    return text if len(best) < len(text) <= LONGEST else best
 
 
 def view_of(facts: Facts) -> dict[str, Any]:

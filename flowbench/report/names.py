@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container
 
 from flowbench.cell import Case
 from flowbench.record.run import Engine, RunDocument
@@ -36,16 +36,18 @@ def case_labels(document: RunDocument) -> dict[Case, str]:
     """A label for each case that no other has; threads are told only where they tell cases apart."""
     shown = Counter(case.label for case in document.cases)
     labels: dict[Case, str] = {}
+    taken: set[str] = set()
     for case in document.cases:
         label = case.label if shown[case.label] == 1 else f"{case.label}, threads={case.threads}"
-        labels[case] = unique(label, labels.values())
+        labels[case] = unique(label, taken)
+        taken.add(labels[case])
     return labels
 
 
-def unique(name: str, taken: Iterable[str]) -> str:
+def unique(name: str, taken: Container[str]) -> str:
     """`name`, or with a number behind it where it is taken: nothing may print over something else."""
-    known, candidate, number = set(taken), name, 1
-    while candidate in known:
+    candidate, number = name, 1
+    while candidate in taken:
         number += 1
         candidate = f"{name}-{number}"
     return candidate

@@ -76,15 +76,17 @@ def _memory_lines(
 def _case_texts(facts: Facts) -> dict[Case, tuple[str, str]]:
     """Each case's model and labels, no two alike: what the format has no label for is added where it tells cases apart."""
     texts: dict[Case, tuple[str, str]] = {}
+    taken: set[tuple[str, str]] = set()
     for comparison in facts.comparisons:
         case = comparison.case
         if case in texts:
             continue
         model, labels = _model(case.model), _labels(case)
         for addition in (f", threads={case.threads}", f", case={len(texts) + 1}"):
-            if (model, labels) in texts.values():
+            if (model, labels) in taken:
                 labels += addition
         texts[case] = (model, labels)
+        taken.add(texts[case])
     return texts
 
 

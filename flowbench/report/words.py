@@ -16,7 +16,9 @@ _PLAIN_NAME = re.compile(r"(?!www\.)[A-Za-z0-9](?:[\w.+-]*|[A-Za-z0-9 .+-]*)", r
 
 def one_line(text: str, longest: int = 200) -> str:
     """`text` in one line of printable characters, cut with an ellipsis where it is longer than `longest`."""
-    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    if not text.isprintable():
+        text = "".join(character if character.isprintable() else " " for character in text)
+    line = " ".join(text.split())
     return line if len(line) <= longest else line[: longest - 1].rstrip() + "…"
 
 

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 from flowbench import report
 from flowbench.errors import FlowbenchError
+from flowbench.judge.verdict import Verdict
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.run import Finding, RunDocument
 from flowbench.record.sample import Sample
 from flowbench.report.facts import facts_of
 from flowbench.report.headline import headline_of
+from flowbench.report.templating import Templates
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
 SUFFIX = {
@@ -86,6 +88,33 @@ def test_five_hundred_cells_keep_their_verdict_and_fit_into_a_comment(
     actual.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     expected = golden.read_text(encoding="utf-8") if golden.exists() else ""
     assert actual.read_text(encoding="utf-8") == expected, f"if the change is meant: cp {actual} {golden}"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.SLOWER, Verdict.SAME])
+def test_of_thousands_of_cells_only_those_that_may_fit_are_written(
+    situations: dict[str, Any], monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    time = situations["slower"].comparison.comparisons[0]
+    sizes = range(1, 3001)
+    comparisons = tuple(
+        dataclasses.replace(
+            time, case=dataclasses.replace(time.case, input_shape=(size,)), label=f"[{size}]", verdict=verdict
+        )
+        for size in sizes
+    )
+    comparison = dataclasses.replace(situations["slower"].comparison, comparisons=comparisons)
+    written: list[int] = []
+    fill = Templates.fill
+
+    def counted(self: Templates, name: str, values: dict[str, Any]) -> str:
+        written.append(len(values["changed"]) + min(values["most"], len(sizes)))
+        return fill(self, name, values)
+
+    monkeypatch.setattr(Templates, "fill", counted)
+    text = rendered(dataclasses.replace(situations["slower"], comparison=comparison), "markdown")
+    assert 54_000 < len(text) <= 60_000
+    assert sum(written) < len(sizes)
+    assert "3000 of 3000 cells slower than main" in text or "All 3000 cells as fast as main" in text
 
 
 class _Words(HTMLParser):
