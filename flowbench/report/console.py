@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from flowbench.judge.verdict import Change, Verdict
 from flowbench.report.changes import SIGNS, Row, rows_of
-from flowbench.report.facts import Comparison, Facts, Side
+from flowbench.report.facts import Comparison, Disturbance, Facts, Side
 from flowbench.report.headline import Tone, headline_of, spoken
 from flowbench.report.style import Colour, Style
 from flowbench.report.words import (
@@ -66,9 +66,9 @@ def _below(facts: Facts) -> Iterator[str]:
     if facts.left_out:
         yield "Not measured:"
         yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reasons")
-    if facts.findings:
+    if facts.disturbances:
         yield "Disturbed by:"
-        yield from _cut(list(_findings_lines(facts)), _MOST_KINDS, "kinds")
+        yield from _cut(list(map(_disturbance_line, facts.disturbances)), _MOST_KINDS, "kinds")
     protocol = facts.document.protocol
     wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
     yield from _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
@@ -78,14 +78,9 @@ def _below(facts: Facts) -> Iterator[str]:
     )
 
 
-def _findings_lines(facts: Facts) -> Iterator[str]:
-    """A line per kind of finding: a busy box finds something in every sample, and must not hide what a GPU did."""
-    kinds: dict[str, list[str]] = {}
-    for kind, message in facts.findings:
-        kinds.setdefault(kind, []).append(message)
-    for kind, messages in kinds.items():
-        more = len(messages) - 1
-        yield f"  {kind}: {one_line(messages[0], _WIDTH - 40)}{f', and {more} more like it' if more else ''}"
+def _disturbance_line(found: Disturbance) -> str:
+    more = len(found.messages) - 1
+    return f"  {found.kind}: {one_line(found.messages[0], _WIDTH - 40)}{f', and {more} more like it' if more else ''}"
 
 
 def _speed_lines(facts: Facts) -> Iterator[_Line]:

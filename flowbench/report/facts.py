@@ -130,6 +130,15 @@ class Overall:
 
 
 @dataclass(frozen=True)
+class Disturbance:
+    """What disturbed the measurement, of one kind: each message once, with how often it was found; `count` findings in all."""
+
+    kind: str
+    messages: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True)
 class Facts:
     """All that a report may say. `reference` is the reference's name, None where there is none to compare with.
 
@@ -149,13 +158,19 @@ class Facts:
         """The engines of a comparison that are base, or base once more as the canary: head's figures are what is new."""
         return frozenset(engine.name for engine in self.document.engines if engine.side not in (None, "head"))
 
-    @property
-    def findings(self) -> tuple[tuple[str, str], ...]:
-        """What disturbed the measurement, each kind and message once, with how often it was found; the gravest first."""
-        found = sorted(self.document.findings, key=lambda finding: _GRAVENESS.get(finding.kind, len(_GRAVENESS)))
-        counts = Counter((finding.kind, finding.message) for finding in found)
+    @functools.cached_property
+    def disturbances(self) -> tuple[Disturbance, ...]:
+        """The document's findings by kind, the gravest first: a busy box finds something in every sample."""
+        found: dict[str, Counter[str]] = {}
+        for finding in self.document.findings:
+            found.setdefault(finding.kind, Counter())[finding.message] += 1
         return tuple(
-            (kind, f"{message} ({count} times)" if count > 1 else message) for (kind, message), count in counts.items()
+            Disturbance(
+                kind,
+                tuple(f"{message} ({times} times)" if times > 1 else message for message, times in found[kind].items()),
+                found[kind].total(),
+            )
+            for kind in sorted(found, key=lambda kind: _GRAVENESS.get(kind, len(_GRAVENESS)))
         )
 
     @functools.cached_property

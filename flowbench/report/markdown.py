@@ -41,7 +41,7 @@ def write(facts: Facts, style: Style | None = None) -> str:
 
     text = ""
     if len(changed) <= _MOST_CHANGED:
-        lists = view["judged_rows"], facts.comparisons, view["memory"], facts.left_out, facts.findings
+        lists = view["judged_rows"], facts.comparisons, view["memory"], facts.left_out, facts.disturbances
         text = _longest_that_fits(filled, max(map(len, lists)))
         text = text if len(text) <= LONGEST else filled(0, "short")
     if not text or len(text) > LONGEST:

@@ -394,6 +394,18 @@ def test_a_busy_box_does_not_hide_what_a_gpu_did(documents: dict[str, RunDocumen
     assert [line.split(":")[0].strip() for line in lines[first : first + 3]] == [stray.kind, slowed.kind, "other load"]
     assert lines[first + 2] == "  other load: other processes used 1.0 of 2 cores, and 8 more like it"
     assert lines[first + 6] == "  … and 2 more kinds"
+    text = report.render(document, "markdown")
+    listed = text.partition("What disturbed the measurement (16 findings)</summary>")[2].strip().splitlines()
+    assert [line.split(":")[0].strip("- `") for line in listed[:3]] == [
+        stray.kind,
+        slowed.kind,
+        "other load",
+    ]
+    assert listed[2].endswith("; other processes used 1.2 of 2 cores; and 6 more like it")
+    assert len(listed[:8]) == len([line for line in listed[:8] if line.startswith("- ")]) == 8
+    page = words_of(report.render(document, "html"))
+    assert "other load: other processes used 1.0 of 2 cores, and 8 more like it\n" in page
+    assert all(html.escape(one.message, quote=False) in page for one in document.findings)
 
 
 def test_hostile_names_stay_data(documents: dict[str, RunDocument]) -> None:
