@@ -48,7 +48,7 @@ class Case:
         ]
         return "/".join(quote(part, safe="") for part in parts)
 
-    @property
+    @functools.cached_property
     def label(self) -> str:
         """A short text for people: what is always so is left out."""
         words = [f"{self.model} [{', '.join(map(str, self.input_shape))}]"]

@@ -7,11 +7,12 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union
 
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
+_Decoder = Callable[[Any, str], Any]
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
@@ -53,28 +54,7 @@ class Limit:
 
 def decode(hint: Any, value: Any, path: str = "$") -> Any:
     """Turn parsed JSON into `hint`'s type; raises CodecError at the first thing that does not fit."""
-    if dataclasses.is_dataclass(hint):
-        return _decode_record(hint, value, path)
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is typing.Annotated:
-        decoded = decode(arguments[0], value, path)
-        for limit in arguments[1:]:
-            if decoded is not None:
-                limit.check(decoded, path)
-        return decoded
-    if origin in (Union, types.UnionType):
-        return _decode_optional(arguments, value, path)
-    if origin is Literal:
-        if not isinstance(value, str) or value not in arguments:
-            raise CodecError(path, describe(value), "one of " + ", ".join(map(repr, arguments)))
-        return value
-    if origin is tuple:
-        return _decode_tuple(arguments[0], value, path)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise CodecError(path, describe(value), "an object")
-        return {key: decode(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
-    return _decode_scalar(hint, value, path)
+    return _decoder(hint)(value, path)
 
 
 def encode(value: Any) -> Any:
@@ -127,8 +107,32 @@ def describe(value: Any) -> str:
 
 
 @functools.cache
+def _decoder(hint: Any) -> _Decoder:
+    """What turns JSON into `hint`'s type: a document has hundreds of thousands of values, but few types."""
+    if dataclasses.is_dataclass(hint):
+        return functools.partial(_decode_record, hint)
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return functools.partial(_decode_limited, _decoder(arguments[0]), arguments[1:])
+    if origin in (Union, types.UnionType):
+        return functools.partial(_decode_optional, _decoder(_without_null(hint)))
+    if origin is Literal:
+        return functools.partial(_decode_choice, arguments)
+    if origin is tuple:
+        return functools.partial(_decode_tuple, _decoder(arguments[0]), _limits_of_floats(arguments[0]))
+    if origin is dict:
+        return functools.partial(_decode_dict, _decoder(arguments[1]))
+    return functools.partial(_decode_scalar, hint)
+
+
+@functools.cache
 def _hints(record: type) -> dict[str, Any]:
     return typing.get_type_hints(record, include_extras=True)
+
+
+@functools.cache
+def _decoders(record: type) -> dict[str, _Decoder]:
+    return {key: _decoder(hint) for key, hint in _hints(record).items()}
 
 
 @functools.cache
@@ -144,38 +148,66 @@ def _required(record: Any) -> list[str]:
 def _decode_record(record: Any, value: Any, path: str) -> Any:
     if not isinstance(value, dict):
         raise CodecError(path, describe(value), f"an object ({record.__name__})")
-    hints = _hints(record)
+    decoders = _decoders(record)
     for key in value:
-        if key not in hints:
-            raise CodecError(f"{path}.{key[:60]}", "an unknown key", "one of " + ", ".join(hints))
+        if key not in decoders:
+            raise CodecError(f"{path}.{key[:60]}", "an unknown key", "one of " + ", ".join(decoders))
     for key in _required(record):
         if key not in value:
             raise CodecError(f"{path}.{key}", "nothing", f"this key of {record.__name__}")
-    decoded = {key: decode(hint, value[key], f"{path}.{key}") for key, hint in hints.items() if key in value}
+    decoded = {key: decoder(value[key], f"{path}.{key}") for key, decoder in decoders.items() if key in value}
     try:
         return record(**decoded)
     except CodecError as error:
         raise CodecError(error.path.replace("$", path, 1), error.given, error.expected) from None
 
 
-def _decode_tuple(hint: Any, value: Any, path: str) -> tuple[Any, ...]:
+def _decode_limited(decoder: _Decoder, limits: tuple[Any, ...], value: Any, path: str) -> Any:
+    decoded = decoder(value, path)
+    for limit in limits:
+        if decoded is not None:
+            limit.check(decoded, path)
+    return decoded
+
+
+def _decode_optional(decoder: _Decoder, value: Any, path: str) -> Any:
+    return None if value is None else decoder(value, path)
+
+
+def _decode_choice(choices: tuple[str, ...], value: Any, path: str) -> Any:
+    if not isinstance(value, str) or value not in choices:
+        raise CodecError(path, describe(value), "one of " + ", ".join(map(repr, choices)))
+    return value
+
+
+def _decode_dict(decoder: _Decoder, value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise CodecError(path, describe(value), "an object")
+    return {key: decoder(item, f"{path}.{key}") for key, item in value.items()}
+
+
+def _decode_tuple(decoder: _Decoder, of_floats: tuple[Limit, ...] | None, value: Any, path: str) -> tuple[Any, ...]:
     if not isinstance(value, list):
         raise CodecError(path, describe(value), "a list")
-    if _are_plain_numbers(hint, value):
+    if of_floats is not None and _are_plain_numbers(of_floats, value):
         return tuple(value)
-    return tuple(decode(hint, item, f"{path}[{index}]") for index, item in enumerate(value))
+    return tuple(decoder(item, f"{path}[{index}]") for index, item in enumerate(value))
 
 
-def _are_plain_numbers(hint: Any, values: list[Any]) -> bool:
-    """Whether `values` are all finite floats that fit `hint`, which is so of nearly all of a document: found at once."""
-    if not values or set(map(type, values)) != {float} or not all(map(math.isfinite, values)):
-        return False
-    limits: list[Limit] = []
+def _limits_of_floats(hint: Any) -> tuple[Limit, ...] | None:
+    """The bounds of a type of numbers with fractions, null or not; None for another type."""
+    limits: tuple[Limit, ...] = ()
     if typing.get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (argument for argument in typing.get_args(hint) if argument is not type(None))
+        hint = _without_null(hint)
     if typing.get_origin(hint) is typing.Annotated:
-        hint, *limits = typing.get_args(hint)
-    if hint is not float:
+        hint, *more = typing.get_args(hint)
+        limits = tuple(more)
+    return limits if hint is float else None
+
+
+def _are_plain_numbers(limits: tuple[Limit, ...], values: list[Any]) -> bool:
+    """Whether `values` are all finite floats within `limits`, which is so of nearly all of a document: found at once."""
+    if not values or set(map(type, values)) != {float} or not all(map(math.isfinite, values)):
         return False
     try:
         for limit in limits:
@@ -186,11 +218,10 @@ def _are_plain_numbers(hint: Any, values: list[Any]) -> bool:
     return True
 
 
-def _decode_optional(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None:
-        return None
-    (hint,) = (argument for argument in arguments if argument is not type(None))
-    return decode(hint, value, path)
+def _without_null(hint: Any) -> Any:
+    """The one type of a union that may be null."""
+    (other,) = (argument for argument in typing.get_args(hint) if argument is not type(None))
+    return other
 
 
 def _decode_scalar(hint: Any, value: Any, path: str) -> Any:

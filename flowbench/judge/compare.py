@@ -289,8 +289,7 @@ def _stopping(document: RunDocument) -> str:
 
 def label_of(document: RunDocument, case: Case) -> str:
     """A label for people that no other case of the document has."""
-    alike = [other for other in document.cases if other.label == case.label]
-    return case.label if len(alike) == 1 else f"{case.label}, {case.device}, threads={case.threads}"
+    return case.label if document.labels[case.label] == 1 else f"{case.label}, {case.device}, threads={case.threads}"
 
 
 def _side_name(side: Side) -> SideName:

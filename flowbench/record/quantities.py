@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from flowbench.codec import CodecError, Limit, describe
+
+_OF_TIMES = re.compile(r"[0-9TWZ:.,+ -]+")
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,9 @@ class IsoTime:
     def check(self, value: str, path: str) -> None:
         """Raise CodecError where `value` is none."""
         try:
-            fits = datetime.fromisoformat(value).tzinfo is not None or not self.zoned
+            # Between day and time `fromisoformat` takes any character: a tag's bracket, a line's end.
+            fits = _OF_TIMES.fullmatch(value) is not None
+            fits = fits and (datetime.fromisoformat(value).tzinfo is not None or not self.zoned)
         except ValueError:
             fits = False
         if not fits:

@@ -253,6 +253,11 @@ class RunDocument:
         """The cases in the order of the cells, each once."""
         return tuple(dict.fromkeys(cell.case for cell in self.cells))
 
+    @functools.cached_property
+    def labels(self) -> Mapping[str, int]:
+        """The labels of the cases, with how many share each."""
+        return Counter(case.label for case in self.cases)
+
     def cells_of(self, case: Case) -> tuple[Cell, ...]:
         """The cells of `case`, one per engine, in the order of the document."""
         return self._cells_by_case.get(case, ())

@@ -34,11 +34,10 @@ def side_less_name(engine: Engine) -> str:
 
 def case_labels(document: RunDocument) -> dict[Case, str]:
     """A label for each case that no other has; threads are told only where they tell cases apart."""
-    shown = Counter(case.label for case in document.cases)
     labels: dict[Case, str] = {}
     taken: set[str] = set()
     for case in document.cases:
-        label = case.label if shown[case.label] == 1 else f"{case.label}, threads={case.threads}"
+        label = case.label if document.labels[case.label] == 1 else f"{case.label}, threads={case.threads}"
         labels[case] = unique(label, taken)
         taken.add(labels[case])
     return labels
