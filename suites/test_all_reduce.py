@@ -31,16 +31,23 @@ def measure(
     device: str,
     sizes_bytes: tuple[int, ...] = SIZES_BYTES,
     turns: int = TURNS,
-    timeout_s: float | None = None,
+    run: Callable[[list[str], dict[str, str]], object] | None = None,
 ) -> list[dict[str, Any]]:
-    """For each size: the slowest rank's median time of both, in ms, and the lowest; a wrong sum raises, and the timeout."""
+    """For each size: the slowest rank's median time of both, in ms, and the lowest; a wrong sum raises.
+
+    `run` runs the command that starts the ranks with variables for their environment, and raises where it fails; None waits
+    for it as long as it takes.
+    """
     with tempfile.TemporaryDirectory() as folder:
         job = {"folder": folder, "device": device, "sizes_bytes": sizes_bytes, "turns": turns}
         launch = [sys.executable, "-m", "framework.distributed.launch", "--nproc-per-node", str(ranks)]
-        variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        command = [*launch, __file__, "--rank-job", json.dumps(job)]
-        subprocess.run(command, env={**os.environ, **variables}, check=True, timeout=timeout_s)
+        (run or _run)([*launch, __file__, "--rank-job", json.dumps(job)], {"OMP_NUM_THREADS": "1"})
         return json.loads((Path(folder) / "measured.json").read_text())
+
+
+def _run(command: list[str], variables: dict[str, str]) -> None:
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": path, **variables}, check=True)
 
 
 def bus_bandwidth(nbytes: int, time_ms: float, ranks: int) -> float:

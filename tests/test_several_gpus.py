@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flowbench.cell import Case, Cell
 from flowbench.errors import FlowbenchError
+from flowbench.measure.processes import child_environment
 from flowbench.measure.session import UNREACHED
 from flowbench.record import store
 from flowbench.record.document import read_document
@@ -19,14 +22,15 @@ from flowbench.record.gpu import FOREIGN_MEMORY, Gpu, GpuUse
 from flowbench.record.machine import read_machine
 from flowbench.record.run import Ending, Engine, Finding, NotMeasured, Protocol, RunDocument
 from flowbench.record.sample import Memory, RankSample, Sample
-from suites import several_gpus, several_gpus_figures
+from suites import several_gpus, several_gpus_child, several_gpus_figures, several_gpus_parts
 from suites.several_gpus_figures import BEST, FLOW, PYTORCH, Figure
+from suites.several_gpus_setting import CPU, GPU, TIME_IS_UP, Deadline
 
 CASE = Case("resnet50", (64, 3, 224, 224), "float32", "eager", 2, True, True, True, 16, "cuda")
 STEP_MS = {FLOW: 10.0, PYTORCH: 22.0, BEST: 11.5}
 ALLOCATED = {FLOW: 840, PYTORCH: 1000, BEST: 900}
 TINY = replace(
-    several_gpus.CPU,
+    CPU,
     model="linear",
     image_shape=(3, 8, 8),
     batch_sizes=((2,),),
@@ -147,12 +151,12 @@ def test_ranks_that_differ_miss_the_bar_and_ranks_with_the_same_data_show_nothin
 @pytest.mark.parametrize(("flow", "met"), [(96e9, True), (94e9, False)])
 def test_bandwidth_may_be_five_percent_less(flow: float, met: bool) -> None:
     assert several_gpus_figures.bandwidth("all-reduce", flow, 100e9).met is met
-    assert several_gpus.all_reduce.bus_bandwidth(400, 2e-3, 4) == 300e6
+    assert several_gpus_parts.all_reduce.bus_bandwidth(400, 2e-3, 4) == 300e6
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])
 def test_what_matters_most_fits_into_eight_minutes(gpus: int) -> None:
-    parts = several_gpus.plan(replace(several_gpus.GPU, ranks=gpus), 480 - several_gpus.RESERVE_S)
+    parts = several_gpus.plan(replace(GPU, ranks=gpus), 480 - several_gpus.RESERVE_S)
     assert [part.title.partition(",")[0] for part in parts[:2]] == [
         f"all-reduce among {gpus} ranks",
         f"{gpus} ranks train",
@@ -195,9 +199,9 @@ def test_a_run_on_the_cpu_measures_everything_and_is_gone_on_with(
 def test_world_sizes_beyond_the_gpus_are_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = document(ending=Ending("wall_cap", None, "the cap was reached"), samples=())
     monkeypatch.setattr(several_gpus, "read_machine", lambda: whole.machine)
-    monkeypatch.setattr(several_gpus, "sit", lambda *_: whole)
+    monkeypatch.setattr(several_gpus_parts, "sit", lambda *_: whole)
     for name in ("all_reduced", "killed", "agreed"):
-        monkeypatch.setattr(several_gpus, name, lambda *_: [Figure("another", "1", ">= 1", True)])
+        monkeypatch.setattr(several_gpus_parts, name, lambda *_: [Figure("another", "1", ">= 1", True)])
     assert several_gpus.main(["--out", str(tmp_path)]) == 2
     rows = [row for row in (tmp_path / "several-gpus.md").read_text().splitlines() if row.endswith("not measured |")]
     assert [row for row in rows if "8 ranks" in row or "4 ranks" in row] == [
@@ -221,10 +225,10 @@ def test_a_part_that_fails_is_a_line_and_the_rest_goes_on(tmp_path: Path, monkey
         raise OSError("no space left")
 
     monkeypatch.setattr(several_gpus, "CPU", TINY)
-    monkeypatch.setattr(several_gpus.all_reduce, "measure", fail)
+    monkeypatch.setattr(several_gpus_parts.all_reduce, "measure", fail)
     later = [Figure("later", "1.3", ">= 1.2", True)]
     for name in ("killed", "trained", "agreed"):
-        monkeypatch.setattr(several_gpus, name, lambda *_: later)
+        monkeypatch.setattr(several_gpus_parts, name, lambda *_: later)
     assert several_gpus.main(["--device", "cpu", "--out", str(tmp_path)]) == 2
     table = (tmp_path / "several-gpus.md").read_text()
     assert "| all-reduce among 2 ranks | no space left | - | not measured |" in table
@@ -268,7 +272,7 @@ def test_output_that_cannot_be_written_is_no_missed_bar(
 
 def test_what_its_own_time_ended_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sleeping = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
-    assert several_gpus._run(sleeping, time.monotonic()) is None
+    assert several_gpus_child.run_child(sleeping, Deadline(time.monotonic())) is None
 
     def run(*_: object, **__: object) -> None:
         cell = several_gpus_figures.cell_of(document(), FLOW, 64, 2)
@@ -276,12 +280,80 @@ def test_what_its_own_time_ended_says_so(tmp_path: Path, monkeypatch: pytest.Mon
         cut = document(samples=(), not_measured=(unreached,), ending=Ending("interrupted", None, "stopped by the user"))
         store.create(tmp_path / "n-64", cut)
 
-    monkeypatch.setattr(several_gpus, "_run", run)
-    setting = replace(several_gpus.GPU, world_sizes=(2,), ranks=2, out=tmp_path, device="cpu")
-    lines = several_gpus.trained(setting, (64,), 1, time.monotonic() + 600)
+    monkeypatch.setattr(several_gpus_child, "run_child", run)
+    setting, until = (
+        replace(GPU, world_sizes=(2,), ranks=2, out=tmp_path, device="cpu"),
+        Deadline(time.monotonic() + 600),
+    )
+    lines = several_gpus_parts.trained(setting, (64,), 1, until)
     assert lines
-    assert all("the time (--minutes) is up" in line.value for line in lines if line.met is None), lines
+    assert all(TIME_IS_UP in line.value for line in lines if line.met is None), lines
     assert "stopped by" not in str(lines)
-    monkeypatch.setattr(several_gpus, "_run", lambda *_: None)
-    (killed,) = several_gpus.killed(setting, "killed", time.monotonic() + 600)
-    assert (killed.value, killed.met) == ("the time (--minutes) is up", None)
+    monkeypatch.setattr(several_gpus_parts, "run_child", lambda *_: None)
+    (killed,) = several_gpus_parts.killed(setting, "killed", until.or_after(100))
+    assert (killed.value, killed.met) == ("it had not ended after 100 s", None)
+    (killed,) = several_gpus_parts.killed(setting, "killed", until.or_after(1000))
+    assert killed.value == TIME_IS_UP
+
+
+def test_the_parts_that_are_no_sittings_cannot_take_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+    for name in ("all_reduced", "killed", "agreed"):
+        monkeypatch.setattr(several_gpus_parts, name, lambda *arguments: given.append(arguments[2]) or [])
+    monkeypatch.setattr(several_gpus_parts, "trained", lambda *_: [])
+    until = Deadline(time.monotonic() + 465)
+    for part in several_gpus_parts.plan(replace(GPU, ranks=2), 465):
+        part.run(until)
+    assert [deadline.words for deadline in given] == ["it had not ended after 120 s"] * 3
+    assert all(deadline.left_s <= 120 for deadline in given)
+
+
+def test_ranks_that_fail_and_what_nobody_thought_of_are_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(several_gpus_parts, "run_child", lambda *_: 1)
+    until = Deadline(time.monotonic() + 600)
+    parts = several_gpus_parts.plan(replace(GPU, ranks=2, out=tmp_path), 465)
+    (line,) = several_gpus_parts.measured(parts[0], until)
+    assert (line.value, line.met) == ("the ranks ended with status 1, see above", None)
+    monkeypatch.setattr(several_gpus_parts, "sit", lambda *_: document(cells=(), samples=()))
+    (line,) = several_gpus_parts.measured(parts[2], until)
+    assert (line.value, line.met) == ("IndexError: tuple index out of range", None)
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_a_document_of_something_else_is_not_gone_on_with(tmp_path: Path) -> None:
+    store.create(tmp_path / "n-64", document())
+    for changes in ({"device": "cpu"}, {"model": "resnet18"}, {"world_sizes": (8,), "ranks": 8}):
+        setting = replace(GPU, **{"world_sizes": (2, 1), "ranks": 2, "out": tmp_path} | changes)
+        with pytest.raises(FlowbenchError, match="is of another --device, --model or --world-sizes"):
+            several_gpus_child.sit(setting, "n-64", setting.world_sizes, [], Deadline(time.monotonic() + 600), 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children that die with their parent are Linux's")
+def test_a_killed_script_leaves_no_child_and_a_table_that_says_what_is_missing(tmp_path: Path) -> None:
+    code = f"""
+import sys, os
+from pathlib import Path
+from suites import several_gpus, several_gpus_parts
+from suites.several_gpus_child import run_child
+def hangs(setting, title, until):
+    run_child([sys.executable, "-S", "-c", "import os, time; open({str(tmp_path / "child")!r}, 'w').write(str(os.getpid())); time.sleep(600)"], until)
+several_gpus_parts.all_reduced = hangs
+several_gpus.main(["--device", "cpu", "--out", {str(tmp_path)!r}])
+"""
+    script = subprocess.Popen([sys.executable, "-c", code], env=child_environment(), stdout=subprocess.DEVNULL)
+    until = time.monotonic() + 60
+    while not (tmp_path / "child").exists() or not (tmp_path / "child").read_text():
+        assert script.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    script.kill()
+    script.wait()
+    child = int((tmp_path / "child").read_text())
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    rows = (tmp_path / "several-gpus.md").read_text()
+    assert "| all-reduce among 2 ranks | not reached yet | - | not measured |" in rows
+    assert rows.count("not reached yet") == 5
