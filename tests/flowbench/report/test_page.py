@@ -26,9 +26,10 @@ ARGUMENTS = (
 ).split()
 SITUATIONS = [
     "two_cells", "nothing_measured", "no_cells", "two_ranks", "profiled", "with_history", "slower", "failed", "other_machine", "stray_context",
-    "hostile_names",
+    "hostile_names", "explained",
 ]  # fmt: skip
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+TABLET, NARROW_DESK = {"width": 768, "height": 1024}, {"width": 1070, "height": 800}
 
 Open = Any  # a function, with the complaints so far
 
@@ -76,13 +77,18 @@ def show(browser: Any, situations: dict[str, Any], tmp_path: Path) -> Iterator[O
 
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_a_page_opens_without_a_complaint_on_a_desk_and_on_a_phone(show: Open, situation: str) -> None:
-    for viewport, scheme in ((DESK, "light"), (PHONE, "dark")):
+    for viewport, scheme in ((DESK, "light"), (PHONE, "dark"), (TABLET, "light"), (NARROW_DESK, "dark")):
         page = show(situation, viewport, color_scheme=scheme)
         assert page.locator("h1").inner_text().strip()
         for toggle in page.locator(".toggle").all()[:3]:
             toggle.click()
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= viewport["width"], f"{situation} is {wide} pixels wide"
+        for heading in page.locator("th[scope=row]").all()[:3]:
+            box = heading.bounding_box()
+            assert box is None or box["height"] < 140, (
+                f"{situation}: a cell's name is squeezed to {box['width']} pixels"
+            )
 
 
 def visible(page: Any) -> list[str]:
