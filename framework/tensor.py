@@ -11,6 +11,7 @@ import numpy as np
 
 from framework.autograd.engine import backward, run_hooks
 from framework.autograd.gradient import Home
+from framework.autograd.hook import HookHandle
 from framework.autograd.node import Hook, Node
 from framework.device import Device
 from framework.dtype import DType
@@ -216,10 +217,10 @@ class Tensor:
             start = gradient.array
         backward(self, start, retain_graph=retain_graph)
 
-    def register_hook(self, hook: Hook) -> Callable[[], None]:
+    def register_hook(self, hook: Hook) -> HookHandle:
         """Calls `hook(grad)` when this tensor's gradient is known; it may return another in its place.
 
-        Returns a function that removes the hook.
+        What it returns has `remove()`.
         """
         if not self.requires_grad:
             raise RuntimeError("register_hook() on a tensor that requires no gradient")
@@ -231,18 +232,15 @@ class Tensor:
             if self.node.hooks is None:
                 self.node.hooks = {}
             hooks = self.node.hooks.setdefault(self._output, [])
-        hooks.append(hook)
-        return lambda: hooks.remove(hook)
+        return HookHandle(hooks, hook)
 
-    def register_post_accumulate_grad_hook(self, hook: PostHook) -> Callable[[], None]:
-        """Calls `hook(tensor)` after `grad` of this leaf was added to. Returns a function that removes the hook."""
+    def register_post_accumulate_grad_hook(self, hook: PostHook) -> HookHandle:
+        """Calls `hook(tensor)` after `grad` of this leaf was added to. What it returns has `remove()`."""
         if not (self.is_leaf and self.requires_grad):
             raise RuntimeError("register_post_accumulate_grad_hook() is for leaves that require a gradient")
         if self._post_hooks is None:
             self._post_hooks = []
-        hooks = self._post_hooks
-        hooks.append(hook)
-        return lambda: hooks.remove(hook)
+        return HookHandle(self._post_hooks, hook)
 
     def retain_grad(self) -> None:
         """Lets backward() add to `grad` of this tensor, although it is no leaf."""

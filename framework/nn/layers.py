@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import sqrt
 from typing import Any
@@ -31,12 +31,12 @@ class Conv2d(Module):
         in_channels: int,
         out_channels: int,
         kernel_size: int | Pair,
-        *,
         stride: int | Pair = 1,
         padding: int | Pair = 0,
         dilation: int | Pair = 1,
         groups: int = 1,
         bias: bool = True,
+        *,
         draw_weight: Callable[[Tensor], object] = _DRAW_WEIGHT,
     ) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ class BatchNorm2d(Module):
 class Linear(Module):
     """x · weightᵀ + bias, [N, in] to [N, out]; weight [out, in], both drawn from U(-1/√in, 1/√in)."""
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+    def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
         self.weight = Parameter(empty(out_features, in_features))
         _DRAW_WEIGHT(self.weight)
@@ -226,12 +226,17 @@ class CrossEntropyLoss(Module):
 
 
 class Sequential(Module):
-    """Modules one after the other, named by their place from 0 on."""
+    """Modules one after the other, named by their place from 0 on, or by the names in one dictionary."""
 
-    def __init__(self, *modules: Module) -> None:
+    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
         super().__init__()
-        for index, module in enumerate(modules):
-            setattr(self, str(index), module)
+        only = modules[0] if len(modules) == 1 else None
+        named = only.items() if isinstance(only, Mapping) else ((str(place), m) for place, m in enumerate(modules))
+        for name, module in named:
+            # Anything else would be left out without a word.
+            if not isinstance(module, Module):
+                raise TypeError(f"Sequential takes modules; got {type(module).__name__} as {name}")
+            setattr(self, name, module)
 
     def forward(self, x: Any) -> Any:
         for module in self.children():

@@ -55,7 +55,10 @@ class Module:
         if hasattr(cls, "__getattr__") and not issubclass(cls, _Missing):
             cls.__bases__ = (*cls.__bases__, _Missing)
 
-    def __init__(self) -> None:
+    def __init__(self, *settings: Any, **named: Any) -> None:
+        if settings or named:
+            given = ", ".join([*(repr(setting)[:60] for setting in settings), *named])
+            raise TypeError(f"{type(self).__name__} takes no settings here; got {given}")
         # Past __setattr__, which files what it is given in these.
         object.__setattr__(self, "_parameters", {})
         object.__setattr__(self, "_buffers", {})

@@ -25,6 +25,8 @@ class Parameter(Tensor):
         return made
 
     def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
+        if not isinstance(data, Tensor):
+            raise TypeError(f"Parameter takes a tensor; got {type(data).__name__}, which flow.tensor() converts")
         super().__init__(data.array)
         self.requires_grad_(requires_grad)
 

@@ -72,6 +72,39 @@ class MultiplyInPlace(Operation):
         return grad_a, convert(kernels, sum_to_shape(kernels, grad_b, kind[0]), kind[1])
 
 
+class DivideInPlace(Operation):
+    name = "div_"
+
+    @staticmethod
+    def forward(node: Node, kernels: Runtime, a: Array, b: Any) -> Array:
+        if not a.dtype.is_floating:
+            raise TypeError(f"div_ takes floating-point operands; got {a.dtype}; convert with .to(flow.float32)")
+        kind = _kind(b)
+        b = _fitting(kernels, a, b)
+        before = None
+        if node.recording and node.needs[1]:
+            before = kernels.empty_like(a)
+            kernels.copy(before, a)
+        node.save(before, b if isinstance(b, Array) else None)
+        node.note = (kind, None if isinstance(b, Array) else b)
+        kernels.divide(a, a, b)
+        return a
+
+    @staticmethod
+    def backward(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, ...]:
+        before, b = node.saved
+        kind, number = node.note
+        grad_a = kernels.empty_like(grad)
+        kernels.divide(grad_a, grad, number if b is None else b)
+        if not node.needs[1]:
+            return grad_a, None
+        grad_b = kernels.empty_like(grad)
+        kernels.divide(grad_b, before, b)
+        kernels.multiply(grad_b, grad_b, grad_a)
+        kernels.negative(grad_b, grad_b)
+        return grad_a, convert(kernels, sum_to_shape(kernels, grad_b, kind[0]), kind[1])
+
+
 class CopyInPlace(Operation):
     name = "copy_"
 
@@ -106,9 +139,19 @@ def add_(a: Tensor, b: Tensor | float, *, alpha: float = 1) -> Tensor:
     return apply_in_place(AddInPlace, a, b, scale=alpha)
 
 
+def sub_(a: Tensor, b: Tensor | float, *, alpha: float = 1) -> Tensor:
+    """a -= alpha · b."""
+    return add_(a, b, alpha=-alpha)
+
+
 def mul_(a: Tensor, b: Tensor | float) -> Tensor:
     """a *= b."""
     return apply_in_place(MultiplyInPlace, a, b)
+
+
+def div_(a: Tensor, b: Tensor | float) -> Tensor:
+    """a /= b."""
+    return apply_in_place(DivideInPlace, a, b)
 
 
 def copy_(a: Tensor, b: Tensor) -> Tensor:

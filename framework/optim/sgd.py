@@ -33,7 +33,8 @@ class SGD:
         self.params = [params] if isinstance(params, Tensor) else list(params)
         if isinstance(params, Tensor) or not all(isinstance(p, Tensor) for p in self.params):
             kinds = ", ".join(sorted({type(p).__name__ for p in self.params}))
-            raise TypeError(f"SGD takes an iterable of tensors, such as model.parameters(); got {kinds}")
+            groups = ". An SGD has one group of parameters: make one for each" if "dict" in kinds else ""
+            raise TypeError(f"SGD takes an iterable of tensors, such as model.parameters(); got {kinds}{groups}")
         if not self.params:
             raise ValueError("SGD got no parameters")
         places: dict[int, int] = {}

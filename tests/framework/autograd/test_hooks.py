@@ -76,8 +76,11 @@ def test_a_hook_can_be_removed(is_leaf: bool) -> None:
     y = x if is_leaf else x * 1
     seen = []
     remove = y.register_hook(lambda g: seen.append("first"))
+    handle = y.register_hook(lambda g: seen.append("third"))
     y.register_hook(lambda g: seen.append("second"))
     remove()
+    for _ in range(2):  # the second time there is nothing left to do
+        handle.remove()
     (y * 2).sum().backward()
     assert seen == ["second"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator as python_operator
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,8 @@ WRITES = {
     "zero_": lambda t: t.zero_(),
     "+=": lambda t: t.__iadd__(1.0),
     "*=": lambda t: t.__imul__(2.0),
+    "-=": lambda t: t.__isub__(1.0),
+    "/=": lambda t: t.__itruediv__(2.0),
 }
 
 
@@ -244,3 +248,24 @@ def test_operands_beside_the_written_memory_are_right(views) -> None:
     target, operand = views(_square())
     expected = target.numpy() + operand.numpy()
     assert np.array_equal(target.add_(operand).numpy(), expected)
+
+
+@pytest.mark.parametrize("operator", ["iadd", "isub", "imul", "itruediv"])
+def test_operators_in_place_write_where_the_tensor_lies(operator: str) -> None:
+    layer = flow.nn.Linear(2, 1, bias=False)
+    before = layer.weight.detach().clone()
+    with no_grad():
+        for parameter in layer.parameters():
+            written = getattr(python_operator, operator)(parameter, flow.tensor([[3.0, 4.0]]))
+            assert written is parameter
+    expected = getattr(np, {"iadd": "add", "isub": "subtract", "imul": "multiply", "itruediv": "divide"}[operator])
+    np.testing.assert_array_equal(layer.weight.detach().numpy(), expected(before.numpy(), np.float32([[3, 4]])))
+    with pytest.raises(TypeError, match=r"takes tensors; got ndarray, which flow.tensor\(\) converts"), no_grad():
+        getattr(python_operator, operator)(layer.weight, np.ones((1, 2)))
+
+
+def test_whole_numbers_are_not_divided_in_place() -> None:
+    with pytest.raises(
+        TypeError, match=r"div_ takes floating-point operands; got flow.int64; convert with .to\(flow.float32\)"
+    ):
+        flow.tensor([1, 2]).div_(2)

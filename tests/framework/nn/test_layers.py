@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from math import sqrt
 
 import numpy as np
@@ -126,6 +127,31 @@ def test_settings_that_do_not_fit() -> None:
         nn.Conv2d(4, 6, 0)
     with pytest.raises(ValueError, match=r"AdaptiveAvgPool2d gives 1×1 images; \(2, 2\) is not supported"):
         nn.AdaptiveAvgPool2d((2, 2))
+
+
+def test_arguments_may_be_given_by_place_as_in_pytorch() -> None:
+    layer = nn.Conv2d(4, 6, 3, 2, 1, 1, 2, False)
+    assert (layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias) == ((2, 2), (1, 1), (1, 1), 2, None)
+    assert nn.Linear(4, 2, False).bias is None
+
+
+def test_a_sequence_takes_named_modules_and_nothing_else() -> None:
+    net = nn.Sequential(OrderedDict(first=nn.Linear(4, 2), then=nn.ReLU()))
+    assert [name for name, _ in net.named_parameters()] == ["first.weight", "first.bias"]
+    assert net(flow.ones(1, 4)).shape == (1, 2)
+    with pytest.raises(TypeError, match="Sequential takes modules; got builtin_function_or_method as 1"):
+        nn.Sequential(nn.ReLU(), abs)
+    with pytest.raises(TypeError, match="Sequential takes modules; got list as 0"):
+        nn.Sequential([nn.ReLU()])
+
+
+def test_settings_that_are_not_there_are_refused_by_name() -> None:
+    with pytest.raises(TypeError, match="ReLU takes no settings here; got inplace"):
+        nn.ReLU(inplace=True)
+    with pytest.raises(TypeError, match="CrossEntropyLoss takes no settings here; got None, label_smoothing"):
+        nn.CrossEntropyLoss(None, label_smoothing=0.1)
+    with pytest.raises(TypeError, match=r"Parameter takes a tensor; got ndarray, which flow.tensor\(\) converts"):
+        nn.Parameter(np.zeros(3))
 
 
 def test_layers_without_bias_name_none() -> None:

@@ -131,6 +131,8 @@ def test_settings_that_are_none(settings: dict[str, Any], text: str) -> None:
 def test_parameters_that_are_none() -> None:
     with pytest.raises(ValueError, match="SGD got no parameters"):
         SGD([], 0.1)
+    with pytest.raises(TypeError, match=r"got dict. An SGD has one group of parameters: make one for each"):
+        flow.optim.SGD([{"params": [flow.ones(1)], "weight_decay": 0.1}], lr=0.1)
     with pytest.raises(TypeError, match=r"an iterable of tensors, such as model.parameters\(\); got Tensor"):
         SGD(leaf(1, 2), 0.1)
     with pytest.raises(TypeError, match="got Tensor, int"):
