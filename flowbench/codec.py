@@ -13,6 +13,7 @@ from typing import Any, Literal, Union
 
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", type(None): "null"}
 _Decoder = Callable[[Any, str], Any]
+_BEYOND = 2**63  # tables and other tools' integers end here, and ratios can be taken of what is below
 _SCHEMA_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
@@ -183,6 +184,8 @@ def _decode_choice(choices: tuple[str, ...], value: Any, path: str) -> Any:
 def _decode_dict(decoder: _Decoder, value: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CodecError(path, describe(value), "an object")
+    for key in value:
+        _check_text(key, path)
     return {key: decoder(item, f"{path}.{key}") for key, item in value.items()}
 
 
@@ -232,7 +235,19 @@ def _decode_scalar(hint: Any, value: Any, path: str) -> Any:
         raise CodecError(path, describe(value), _NAMES[hint])
     if hint is float and not math.isfinite(value):
         raise CodecError(path, str(value), "a finite number")
+    if hint is int and abs(value) >= _BEYOND:
+        raise CodecError(path, describe(value), "a whole number of less than 64 bits")
+    if hint is str:
+        _check_text(value, path)
     return value
+
+
+def _check_text(value: str, path: str) -> None:
+    """JSON can have half of a character (`\\ud800`), which no file and no terminal takes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise CodecError(path, describe(value), "text of whole characters") from None
 
 
 def _record_schema(record: Any, definitions: dict[str, Any]) -> dict[str, Any]:

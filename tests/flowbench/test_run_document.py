@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import typing
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -292,6 +293,36 @@ def test_a_profile_that_cannot_be_is_refused(changes: dict[str, object], said: s
 def test_two_profiles_of_one_cell_are_refused() -> None:
     with pytest.raises(codec.CodecError, match=r"at \$.profiles: given .* twice, expected each once"):
         replace(make(), profiles=(PROFILE, PROFILE))
+
+
+def test_numbers_and_texts_that_no_tool_could_take_are_refused_wherever_they_stand() -> None:
+    def places(tree: object, place: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], object]]:
+        items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+        for key, value in items:
+            yield from places(value, (*place, key))
+        if isinstance(tree, str | int) and not isinstance(tree, bool):
+            yield place, tree
+
+    tree = json.loads(document_text(replace(make(), profiles=(PROFILE,))))
+    found = list(places(tree))
+    assert len(found) > 50
+    for place, value in found:
+        bad = "half a \ud800" if isinstance(value, str) else 10**400
+        changed = json.loads(json.dumps(tree))
+        inner = changed
+        for key in place[:-1]:
+            inner = inner[key]
+        inner[place[-1]] = bad
+        said = refused(json.dumps(changed))
+        said.encode()
+
+
+def test_a_world_size_of_any_number_is_only_compared() -> None:
+    tree = json.loads(TEXT)
+    key = replace(ONE, world_size=2**60).key
+    tree["cells"][0]["world_size"] = 2**60
+    tree["samples"][0]["cell"] = key
+    assert f"given ranks [0, 1], expected ranks 0 to {2**60 - 1} in order" in refused(json.dumps(tree))
 
 
 @pytest.mark.parametrize(
