@@ -46,7 +46,7 @@ def max_pool2d_indices(y_shape: Shape, kernel: Pair) -> tuple[DType, Shape]:
 def max_pool2d(y: Array, indices: Array, x: Array, *, kernel: Pair, stride: Pair, padding: Pair) -> None:
     """As the reference kernel of the same name, but for the order of `indices`."""
     run, places = None, _as_nchw(indices)
-    if descriptors.servable(y, x) and not _holds_nan(x):
+    if descriptors.servable(y, x) and _is_finite(x):
         run = _max_pool(_layout(y), _layout(places), _layout(x), kernel, stride, padding)
     if run is not None:
         run(y.ptr, places.ptr, x.ptr)
@@ -86,12 +86,13 @@ def global_avg_pool2d_backward(grad_x: Array, grad_y: Array) -> None:
         reference.global_avg_pool2d_backward(grad_x, grad_y)
 
 
-def _holds_nan(x: Array) -> bool:
-    """Whether x may hold a NaN, which oneDNN's maximum would lose. Each channel's mean tells, at the speed of reading x."""
+def _is_finite(x: Array) -> bool:
+    """Whether x holds no NaN, which oneDNN's maximum would lose, and no infinity: of a window of -∞ it makes the lowest
+    finite number. Each channel's mean tells, at the speed of reading x."""
     means = scratch(cpu, x.shape[0] * x.shape[1] * float32.itemsize)
     y = Array(means.storage, (*x.shape[:2], 1, 1), (x.shape[1], 1, 1, 1), float32)
     _mean(_layout(y), _layout(x))(y.ptr, x.ptr)
-    return bool(np.isnan(y.ndarray).any())
+    return bool(np.isfinite(y.ndarray).all())
 
 
 def _layout(array: Array) -> Layout:

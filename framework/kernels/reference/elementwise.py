@@ -34,7 +34,7 @@ def multiply(out: Array, a: Array, b: Array | float) -> None:
 @kernel(outputs=1)
 def divide(out: Array, a: Array | float, b: Array | float) -> None:
     """out = a / b; division by zero gives inf or NaN, as IEEE 754 has it."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         np.divide(value(a), value(b), out=out.ndarray, casting="unsafe")
 
 
@@ -80,7 +80,8 @@ def relu(y: Array, x: Array) -> None:
 @kernel(outputs=1)
 def relu_backward(grad_x: Array, grad_y: Array, y: Array) -> None:
     """grad_x = grad_y where y > 0, else 0."""
-    np.multiply(grad_y.ndarray, y.ndarray > 0, out=grad_x.ndarray)
+    # Chosen rather than multiplied by 0, which would make a NaN of an infinity.
+    grad_x.ndarray[...] = np.where(y.ndarray > 0, grad_y.ndarray, 0)
 
 
 @kernel(outputs=1)

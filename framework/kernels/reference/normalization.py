@@ -193,7 +193,7 @@ def _masked(gradient: np.ndarray, mask: Array | None, relu: bool) -> np.ndarray:
     if mask is None or not relu:
         return gradient
     is_open = np.unpackbits(mask.ndarray, count=gradient.size).reshape(gradient.shape)
-    return gradient * is_open.astype(gradient.dtype)
+    return np.where(is_open, gradient, 0)
 
 
 def _store(target: Array | None, result: np.ndarray) -> None:

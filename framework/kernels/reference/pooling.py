@@ -28,13 +28,16 @@ def max_pool2d(y: Array, indices: Array, x: Array, *, kernel: Pair, stride: Pair
         ((0, 0), (0, 0), (padding[0], padding[0]), (padding[1], padding[1])),
         constant_values=-np.inf,
     )
+    inside = np.pad(np.ones(x.shape[2:], bool), [(pad, pad) for pad in padding])
     best = np.full(y.shape, -np.inf, y.dtype.numpy)
+    met = np.zeros(y.shape[2:], bool)
     place = np.zeros(y.shape, np.uint8)
     for index, window in _windows(kernel, y.shape[2:], stride):
         candidate = source[window]
         better = (candidate > best) | (np.isnan(candidate) & ~np.isnan(best))
-        if index == 0:
-            better = np.ones_like(better)
+        # The first one that is no padding, whatever it is: padding has no gradient.
+        better |= inside[window[2:]] & ~met
+        met |= inside[window[2:]]
         best = np.where(better, candidate, best)
         place[better] = index
     y.ndarray[...] = best
@@ -49,7 +52,7 @@ def max_pool2d_backward(
     n, c, h, w = grad_x.shape
     padded = np.zeros((n, c, h + 2 * padding[0], w + 2 * padding[1]), grad_x.dtype.numpy)
     for index, window in _windows(kernel, grad_y.shape[2:], stride):
-        padded[window] += grad_y.ndarray * (indices.ndarray == index)
+        padded[window] += np.where(indices.ndarray == index, grad_y.ndarray, 0)
     grad_x.ndarray[...] = padded[:, :, padding[0] : padding[0] + h, padding[1] : padding[1] + w]
 
 

@@ -75,8 +75,10 @@ def test_convolution_and_its_gradients(x_shape, w_shape, stride, padding, dilati
 def test_max_pooling_and_its_gradient(kernel, stride, padding) -> None:
     x = np.round(draw(2, 3, 7, 8) * 2)  # rounded, so that windows hold equals: the first is the one that counts
     x[0, 0, 3, 3] = np.nan
+    x[1, 1] = -np.inf  # no larger than the padding, which is never the one that counts
     size = [(x.shape[2 + i] + 2 * padding[i] - kernel[i]) // stride[i] + 1 for i in (0, 1)]
     grad = draw(2, 3, *size, seed=1)
+    grad[0, 1, 0, 0] = np.inf
     y, grad_x = np.zeros(grad.shape), np.zeros(x.shape)
     for n, c, i, j in product(*map(range, grad.shape)):
         best, where = -np.inf, None
@@ -182,8 +184,10 @@ def test_elementwise_at_its_edges() -> None:
     elementwise.relu(y, x)
     np.testing.assert_array_equal(y.ndarray, [0, 0, 0, np.nan, np.inf, 0])
     grad = empty(6)
-    elementwise.relu_backward(grad, on_device([1.0] * 6), on_device([0.0, 1.0, 0.5, 0.0, np.inf, 0.0]))
-    assert grad.ndarray.tolist() == [0, 1, 1, 0, 1, 0]
+    elementwise.relu_backward(
+        grad, on_device([1.0, 1.0, np.inf, np.inf, 1.0, np.nan]), on_device([0.0, 1.0, 0.5, 0.0, np.inf, 0.0])
+    )
+    assert grad.ndarray.tolist() == [0, 1, np.inf, 0, 1, 0]
     divided = empty(3)
     elementwise.divide(divided, on_device([1.0, -1.0, 0.0]), on_device([0.0] * 3))
     np.testing.assert_array_equal(divided.ndarray, [np.inf, -np.inf, np.nan])

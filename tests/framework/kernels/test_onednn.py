@@ -254,6 +254,14 @@ def test_a_large_relu_keeps_nan():
     assert np.isnan(flow.relu(flow.tensor(x)).numpy()).sum() == 1
 
 
+def test_a_window_without_a_finite_element_has_an_infinite_maximum():
+    x = flow.full((1, 8, 3, 3), -np.inf).requires_grad_()
+    y = flow.nn.functional.max_pool2d(x, 2, padding=1)
+    y.sum().backward()
+    assert np.all(y.detach().numpy() == -np.inf)
+    assert x.grad.sum().item() == 8 * 4  # none of it is lost in the padding
+
+
 @pytest.mark.parametrize("key", [np.s_[:, :, ::2, :], np.s_[:, :, :, ::2], np.s_[:, ::2]])
 def test_slices_with_a_step_are_taken_whatever_hangs_over(key):
     whole = _random(2, 5, 9, 7).ndarray.copy()
