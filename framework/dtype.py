@@ -42,7 +42,8 @@ class DType:
         return (bits.astype(np.uint32) << 16).view(np.float32)
 
     def __repr__(self) -> str:
-        return f"flow.{self.name}"
+        # As it is found there: flow.bool would stand for Python's own.
+        return f"flow.{self.name}" + "_" * (self.name == "bool")
 
     def __reduce__(self) -> tuple:
         return (by_name, (self.name,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from framework.autograd.gradient import Gradient
@@ -129,7 +130,8 @@ def _walk(
         node = heappop(ready)[1]
         if move is not None:
             move(node.runtime.device)
-        made = next_serial()
+        # Behind hooks nothing counts as made here: it may be what a hook made, and kept.
+        made = inf if node.hooks else next_serial()
         grads = pending.pop(id(node))
         lent = grads.owned_storages(node)
         results = _run(node, grads, retain_graph)

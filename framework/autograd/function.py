@@ -16,7 +16,7 @@ from framework.vm.machine import machine
 from framework.vm.runtime import Runtime, runtime
 from framework.vm.scope import here
 
-_NUMBERS = (int, float, np.number)
+_NUMBERS = (int, float, np.integer, np.floating)
 Gradients = Array | tuple[Array | None, ...] | None
 
 
@@ -91,7 +91,8 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
     if not recording:
         return Tensor(result) if isinstance(result, Array) else tuple([Tensor(a) for a in result])
     if isinstance(result, Array):
-        return Tensor(result, True, node, 0)
+        # What is cut off to integers does not follow its inputs' small changes.
+        return Tensor(result, True, node, 0) if result.dtype.is_floating else Tensor(result)
     return tuple([Tensor(a, a.dtype.is_floating, node, i) for i, a in enumerate(result)])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.dtype import bool_, promote
-from framework.ops.checks import check_floats
+from framework.ops.checks import check_floats, check_tensor
 from framework.tensor import Tensor
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime
@@ -25,6 +25,8 @@ class _Binary(Operation):
     def forward(cls, node: Node, kernels: Runtime, a: Any, b: Any) -> Array:
         kinds = _kinds(a, b) if node.recording else None
         a, b, out = _prepare(kernels, a, b)
+        if out.dtype is bool_:
+            check_truth(cls.name, a, b)
         getattr(kernels, cls.name)(out, a, b)
         if node.recording:
             cls.keep(node, kinds, a, b)
@@ -67,13 +69,14 @@ class Subtract(_Binary):
 
 
 class _Scaling(_Binary):
-    """Operations whose gradients need the operands' values."""
+    """Operations whose gradients need the operands' values: that of each the other, that of a divisor both."""
 
-    @staticmethod
-    def keep(node: Node, kinds: tuple | None, a: Any, b: Any) -> None:
+    @classmethod
+    def keep(cls, node: Node, kinds: tuple | None, a: Any, b: Any) -> None:
+        needs_b = node.needs[0] or (cls is Divide and node.needs[1])
         node.save(
             a if isinstance(a, Array) and node.needs[1] else None,
-            b if isinstance(b, Array) and (node.needs[0] or node.needs[1]) else None,
+            b if isinstance(b, Array) and needs_b else None,
         )
         node.note = (kinds, None if isinstance(a, Array) else a, None if isinstance(b, Array) else b)
 
@@ -219,7 +222,10 @@ def divide(a: Operand, b: Operand) -> Tensor:
 
 
 def negative(a: Tensor) -> Tensor:
-    """-a."""
+    """-a. Raises TypeError for bool."""
+    check_tensor("negative", a)
+    if a.dtype is bool_:
+        check_truth("negative")
     return apply(Negative, a)
 
 
@@ -242,7 +248,10 @@ def sqrt(a: Tensor) -> Tensor:
 
 
 def relu(x: Tensor) -> Tensor:
-    """max(x, 0); its gradient at 0 is 0."""
+    """max(x, 0); its gradient at 0 is 0. Raises TypeError for bool."""
+    check_tensor("relu", x)
+    if x.dtype is bool_:
+        check_truth("relu")
     return apply(Relu, x)
 
 
@@ -260,9 +269,9 @@ def not_equal(a: Operand, b: Operand) -> Tensor:
 def _prepare(kernels: Runtime, a: Any, b: Any) -> tuple[Any, Any, Array]:
     """Both operands in one element type, and a new array for the result."""
     if not isinstance(a, Array):
-        return _number(a, b), b, kernels.empty_like(b)
+        return number_for(b, a), b, kernels.empty_like(b)
     if not isinstance(b, Array):
-        return a, _number(b, a), kernels.empty_like(a)
+        return a, number_for(a, b), kernels.empty_like(a)
     if a.dtype is not b.dtype:
         dtype = promote(a.dtype, b.dtype)
         a, b = convert(kernels, a, dtype), convert(kernels, b, dtype)
@@ -274,12 +283,27 @@ def _prepare(kernels: Runtime, a: Any, b: Any) -> tuple[Any, Any, Array]:
     return a, b, kernels.empty_like(b) if shape == b.shape else kernels.empty(shape, a.dtype)
 
 
-def _number(value: Any, other: Array) -> float:
-    if not isinstance(value, int | float | np.number):
+def number_for(other: Array, value: Any) -> float:
+    """A number that an operation takes beside an array, as Python's own: NumPy's would change the result's type.
+
+    Raises TypeError for what is none, and for a float beside integers.
+    """
+    if isinstance(value, int):
+        return value
+    if isinstance(value, np.integer):
+        return int(value)
+    if not isinstance(value, float | np.floating):
         raise TypeError(f"an operand is a tensor or a number, not {type(value).__name__}")
-    if isinstance(value, float | np.floating) and not other.dtype.is_floating:
+    if not other.dtype.is_floating:
         raise TypeError(f"a {other.dtype.name} tensor meets the float {value}; convert the tensor with .to() first")
-    return value
+    return float(value)
+
+
+def check_truth(operation: str, *operands: Any) -> None:
+    """Raises TypeError unless an operation on bool, with these operands, gives bool: sums (or) and products (and)."""
+    if operation in ("add", "multiply") and all(isinstance(operand, Array | bool) for operand in operands):
+        return
+    raise TypeError(f"{operation} takes numbers; got truth values ({bool_}); convert with .to()")
 
 
 @lru_cache(maxsize=4096)

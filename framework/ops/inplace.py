@@ -6,7 +6,9 @@ from typing import Any
 
 from framework.autograd.function import Operation, apply_in_place
 from framework.autograd.node import Node
-from framework.ops.elementwise import broadcast_shape, convert, sum_to_shape
+from framework.dtype import bool_
+from framework.ops.checks import check_tensor
+from framework.ops.elementwise import broadcast_shape, convert, number_for, sum_to_shape
 from framework.tensor import Tensor
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime
@@ -20,13 +22,17 @@ class AddInPlace(Operation):
         node.note = (_kind(b), scale)
         b = _fitting(kernels, a, b)
         if scale != 1:
-            if isinstance(b, Array):
-                scaled = kernels.empty_like(b)
-                kernels.multiply(scaled, b, scale)
-                b = scaled
-            else:
-                b = b * scale
-        kernels.add(a, a, b)
+            scale = _fitting(kernels, a, scale)
+        if not isinstance(b, Array):
+            kernels.add(a, a, b * scale)
+        elif scale == 1:
+            kernels.add(a, a, b)
+        elif scale == -1:
+            kernels.subtract(a, a, b)
+        else:
+            scaled = kernels.empty_like(b)
+            kernels.multiply(scaled, b, scale)
+            kernels.add(a, a, scaled)
         return a
 
     @staticmethod
@@ -47,15 +53,8 @@ class MultiplyInPlace(Operation):
 
     @staticmethod
     def forward(node: Node, kernels: Runtime, a: Array, b: Any) -> Array:
-        kind = _kind(b)
-        b = _fitting(kernels, a, b)
-        before = None
-        if node.recording and node.needs[1]:
-            before = kernels.empty_like(a)
-            kernels.copy(before, a)
-        # Saved before the write, so that a factor which shares the memory of a is found to be gone.
-        node.save(before, b if isinstance(b, Array) else None)
-        node.note = (kind, None if isinstance(b, Array) else b)
+        kind, b = _kind(b), _fitting(kernels, a, b)
+        _keep(node, kernels, a, b, kind, needs_b=node.needs[0] is not None)
         kernels.multiply(a, a, b)
         return a
 
@@ -63,12 +62,10 @@ class MultiplyInPlace(Operation):
     def backward(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, ...]:
         before, b = node.saved
         kind, number = node.note
-        grad_a = kernels.empty_like(grad)
-        kernels.multiply(grad_a, grad, number if b is None else b)
+        grad_a = _result(kernels.multiply, kernels, grad, number if b is None else b) if node.needs[0] else None
         if not node.needs[1]:
             return grad_a, None
-        grad_b = kernels.empty_like(grad)
-        kernels.multiply(grad_b, grad, before)
+        grad_b = _result(kernels.multiply, kernels, grad, before)
         return grad_a, convert(kernels, sum_to_shape(kernels, grad_b, kind[0]), kind[1])
 
 
@@ -79,14 +76,8 @@ class DivideInPlace(Operation):
     def forward(node: Node, kernels: Runtime, a: Array, b: Any) -> Array:
         if not a.dtype.is_floating:
             raise TypeError(f"div_ takes floating-point operands; got {a.dtype}; convert with .to(flow.float32)")
-        kind = _kind(b)
-        b = _fitting(kernels, a, b)
-        before = None
-        if node.recording and node.needs[1]:
-            before = kernels.empty_like(a)
-            kernels.copy(before, a)
-        node.save(before, b if isinstance(b, Array) else None)
-        node.note = (kind, None if isinstance(b, Array) else b)
+        kind, b = _kind(b), _fitting(kernels, a, b)
+        _keep(node, kernels, a, b, kind, needs_b=True)
         kernels.divide(a, a, b)
         return a
 
@@ -94,13 +85,11 @@ class DivideInPlace(Operation):
     def backward(node: Node, kernels: Runtime, grad: Array) -> tuple[Array | None, ...]:
         before, b = node.saved
         kind, number = node.note
-        grad_a = kernels.empty_like(grad)
-        kernels.divide(grad_a, grad, number if b is None else b)
+        grad_a = _result(kernels.divide, kernels, grad, number if b is None else b)
         if not node.needs[1]:
             return grad_a, None
-        grad_b = kernels.empty_like(grad)
-        kernels.divide(grad_b, before, b)
-        kernels.multiply(grad_b, grad_b, grad_a)
+        # -grad · a / b²
+        grad_b = _result(kernels.divide, kernels, _result(kernels.multiply, kernels, grad_a, before), b)
         kernels.negative(grad_b, grad_b)
         return grad_a, convert(kernels, sum_to_shape(kernels, grad_b, kind[0]), kind[1])
 
@@ -141,7 +130,7 @@ def add_(a: Tensor, b: Tensor | float, *, alpha: float = 1) -> Tensor:
 
 def sub_(a: Tensor, b: Tensor | float, *, alpha: float = 1) -> Tensor:
     """a -= alpha · b."""
-    return add_(a, b, alpha=-alpha)
+    return apply_in_place(AddInPlace, a, b, scale=-alpha)
 
 
 def mul_(a: Tensor, b: Tensor | float) -> Tensor:
@@ -150,12 +139,13 @@ def mul_(a: Tensor, b: Tensor | float) -> Tensor:
 
 
 def div_(a: Tensor, b: Tensor | float) -> Tensor:
-    """a /= b."""
+    """a /= b. Raises TypeError unless a holds floats."""
     return apply_in_place(DivideInPlace, a, b)
 
 
 def copy_(a: Tensor, b: Tensor) -> Tensor:
     """a = b, broadcast to its shape and converted to its type."""
+    check_tensor("copy_", b)
     return apply_in_place(CopyInPlace, a, b)
 
 
@@ -181,9 +171,33 @@ def _kind(b: Any) -> tuple | None:
 
 
 def _fitting(kernels: Runtime, a: Array, b: Any) -> Any:
+    """The operand b in the element type of a. Raises TypeError where a cannot hold the result."""
     if not isinstance(b, Array):
+        b = number_for(a, b)
+        if a.dtype is bool_ and not isinstance(b, bool):
+            raise TypeError(f"a bool tensor cannot hold the result with the number {b} in place")
         return b
     broadcast_into(a, b)
-    if b.dtype.is_floating and not a.dtype.is_floating:
+    if (b.dtype.is_floating and not a.dtype.is_floating) or (a.dtype is bool_ and b.dtype is not bool_):
         raise TypeError(f"a {a.dtype.name} tensor cannot hold the result with a {b.dtype.name} one in place")
     return convert(kernels, b, a.dtype)
+
+
+def _keep(node: Node, kernels: Runtime, a: Array, b: Any, kind: tuple | None, *, needs_b: bool) -> None:
+    """Saves what the gradients of a product or a quotient need: a copy of a for that of b, and b where `needs_b` is set.
+
+    It comes before the write, so that an operand b which shares the memory of a is found to be gone.
+    """
+    before = None
+    if node.recording and node.needs[1]:
+        before = kernels.empty_like(a)
+        kernels.copy(before, a)
+    is_array = isinstance(b, Array)
+    node.save(before, b if is_array and needs_b else None)
+    node.note = (kind, None if is_array else b)
+
+
+def _result(kernel: Any, kernels: Runtime, a: Array, b: Any) -> Array:
+    out = kernels.empty_like(a)
+    kernel(out, a, b)
+    return out

@@ -39,16 +39,18 @@ class Linear(Operation):
     def forward(node: Node, kernels: Runtime, x: Array, weight: Array, bias: Array | None) -> Array:
         y = kernels.empty((x.shape[0], weight.shape[0]), x.dtype)
         kernels.linear(y, x, weight, bias)
-        node.save(x, weight)
+        node.save(x if node.needs[1] else None, weight if node.needs[0] else None)
+        node.note = (x.shape, Layout.like(weight.layout))
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Array) -> tuple[Array | None, ...]:
         x, weight = node.saved
+        x_shape, like_weight = node.note
         grads = (
-            kernels.empty(x.shape, x.dtype) if node.needs[0] else None,
-            node.room(1, Layout.like(weight.layout)) if node.needs[1] else None,
-            node.room(2, Layout.of(weight.shape[:1], (1,), weight.dtype)) if node.needs[2] else None,
+            kernels.empty(x_shape, grad_y.dtype) if node.needs[0] else None,
+            node.room(1, like_weight) if node.needs[1] else None,
+            node.room(2, Layout.of(like_weight.shape[:1], (1,), like_weight.dtype)) if node.needs[2] else None,
         )
         kernels.linear_backward(*grads, grad_y, x, weight)
         return grads

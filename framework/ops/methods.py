@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from framework.device import Device, cpu
-from framework.dtype import ALL, DType
+from framework.dtype import ALL, DType, by_name
 from framework.ops import elementwise, inplace, linear, reduction, view
 from framework.tensor import Tensor
 from framework.vm import pinned
@@ -24,7 +24,7 @@ def to(a: Tensor, target: DType | Device | str, *, non_blocking: bool = False) -
     if isinstance(target, DType):
         return view.convert_to(a, target)
     if isinstance(target, str) and target in _TYPE_NAMES:
-        raise TypeError(f"to() takes an element type as an object: pass flow.{target}, not {target!r}")
+        raise TypeError(f"to() takes an element type as an object: pass {by_name(target)!r}, not {target!r}")
     device = Device(target)
     if device is a.device:
         return a
@@ -53,7 +53,7 @@ def _comparing(operation: Any) -> Any:
 
 
 # An array is refused by name: it would otherwise be unequal to every tensor, without a word.
-_COMPARABLE = (Tensor, int, float, np.number, np.ndarray)
+_COMPARABLE = (Tensor, int, float, np.generic, np.ndarray)
 
 METHODS = {
     "__add__": elementwise.add,
@@ -85,7 +85,7 @@ METHODS = {
     "argmax": reduction.argmax,
     "matmul": linear.matmul,
     "reshape": view.reshape,
-    "view": view.reshape,
+    "view": view.view,
     "flatten": view.flatten,
     "permute": view.permute,
     "transpose": view.transpose,

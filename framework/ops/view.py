@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import prod
 from operator import index as as_integer
 from typing import Any
@@ -17,6 +18,8 @@ from framework.tensor import Tensor
 from framework.vm.array import Array, contiguous_stride
 from framework.vm.pinned import is_pinned
 from framework.vm.runtime import Runtime, runtime
+
+Shape = tuple[int, ...]
 
 
 class Reshape(Operation):
@@ -123,19 +126,18 @@ def reshape(a: Tensor, *shape: Any) -> Tensor:
 
     Raises ValueError where the number of elements differs.
     """
-    extents = _extents(shape)
-    wanted = list(extents)
-    if wanted.count(-1) == 1:
-        known = 1
-        for extent in wanted:
-            known *= extent if extent != -1 else 1
-        wanted[wanted.index(-1)] = a.numel() // known if known else 0
-    size = 1
-    for extent in wanted:
-        size *= extent
-    if size != a.numel() or any(extent < 0 for extent in wanted):
-        raise ValueError(f"a tensor of shape {list(a.shape)} cannot be reshaped to {list(extents)}")
-    return _as_view(apply(Reshape, a, shape=tuple(wanted)), a)
+    return _as_view(apply(Reshape, a, shape=_wanted(a, shape)), a)
+
+
+def view(a: Tensor, *shape: Any) -> Tensor:
+    """As `reshape`, but never a copy. Raises RuntimeError where only a copy would have that shape."""
+    wanted = _wanted(a, shape)
+    if reshaped_stride(a.shape, a.stride(), wanted) is None:
+        raise RuntimeError(
+            f"a tensor of shape {list(a.shape)} and strides {list(a.stride())} cannot be viewed as {list(wanted)};"
+            " reshape() copies it"
+        )
+    return _as_view(apply(Reshape, a, shape=wanted), a)
 
 
 def flatten(a: Tensor, start_dim: int = 0) -> Tensor:
@@ -148,9 +150,10 @@ def flatten(a: Tensor, start_dim: int = 0) -> Tensor:
 def permute(a: Tensor, *dims: Any) -> Tensor:
     """A view with the dimensions in another order."""
     order = _extents(dims)
-    if sorted(d % a.ndim if a.ndim else d for d in order) != list(range(a.ndim)):
+    dims = tuple([_dimension(a, d) for d in order])
+    if sorted(dims) != list(range(a.ndim)):
         raise ValueError(f"permute of {a.ndim} dimensions got {list(order)}")
-    return _as_view(apply(Permute, a, dims=tuple([d % a.ndim for d in order])), a)
+    return _as_view(apply(Permute, a, dims=dims), a)
 
 
 def transpose(a: Tensor, first: int, second: int) -> Tensor:
@@ -215,18 +218,52 @@ def _dimension(a: Tensor, dim: int) -> int:
 
 
 def _extents(given: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else tuple(given)
+    """Integers given one by one or as one sequence. Raises TypeError for what is none."""
+    extents = given[0] if len(given) == 1 and not hasattr(given[0], "__index__") else given
+    return tuple([as_integer(extent) for extent in extents])
+
+
+def _wanted(a: Tensor, given: tuple[Any, ...]) -> tuple[int, ...]:
+    """The shape that is asked of a, with the extent that -1 stands for."""
+    extents = _extents(given)
+    wanted = list(extents)
+    if wanted.count(-1) == 1:
+        known = prod(extent for extent in wanted if extent != -1)
+        wanted[wanted.index(-1)] = a.numel() // known if known else 0
+    if prod(wanted) != a.numel() or any(extent < 0 for extent in wanted):
+        raise ValueError(f"a tensor of shape {list(a.shape)} cannot be reshaped to {list(extents)}")
+    return tuple(wanted)
 
 
 def _reshaped(kernels: Runtime, a: Array, shape: tuple[int, ...]) -> Array:
-    if a.is_contiguous:
-        return a.view(shape, contiguous_stride(shape))
-    if a.is_channels_last and a.shape[2:] == (1, 1):
-        # A pooled image: its elements are in order whichever way it is read.
-        return a.view(shape, contiguous_stride(shape))
+    stride = reshaped_stride(a.shape, a.stride, shape)
+    if stride is not None:
+        return a.view(shape, stride)
     dense = kernels.empty(a.shape, a.dtype)
     kernels.copy(dense, a)
     return dense.view(shape, contiguous_stride(shape))
+
+
+@lru_cache(maxsize=4096)
+def reshaped_stride(shape: Shape, stride: Shape, wanted: Shape) -> Shape | None:
+    """The strides under which the same elements, in the same order, have the shape `wanted`; None where none do."""
+    if 0 in shape:
+        return contiguous_stride(wanted)
+    # Runs of elements that are one step apart, each over as many dimensions as it goes.
+    runs: list[tuple[int, int]] = []
+    for extent, step in zip(shape, stride, strict=True):
+        if extent != 1:
+            size = runs.pop()[0] if runs and runs[-1][1] == extent * step else 1
+            runs.append((size * extent, step))
+    left, step, found = 1, 1, []
+    for extent in reversed(wanted):
+        if extent != 1 and left == 1:
+            left, step = runs.pop()
+        if left % extent:
+            return None
+        found.append(step)
+        left, step = left // extent, step * extent
+    return tuple(reversed(found))
 
 
 def _permuted(a: Array, dims: tuple[int, ...]) -> Array:
@@ -265,4 +302,5 @@ def _place(a: Array, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
             way_out = "; int() of a tensor with one element is such an integer" if isinstance(k, Tensor) else ""
             raise TypeError(f"an index is an integer, a slice, None or ..., not {type(k).__name__}{way_out}")
         dim += 1
-    return tuple(shape), tuple(stride), offset
+    # Behind the last element there is no memory to point to, and of no elements none is needed.
+    return tuple(shape), tuple(stride), 0 if 0 in shape else offset

@@ -109,7 +109,7 @@ def test_requests_that_are_none() -> None:
         flow.zeros(2, -1)
     with pytest.raises(TypeError, match="interpreted as an integer"):
         flow.zeros(2.5, 1)
-    with pytest.raises(TypeError, match=r"dtype is one of flow.bool, .*flow.float64; got 'float32'"):
+    with pytest.raises(TypeError, match=r"dtype is one of flow.bool_, .*flow.float64; got 'float32'"):
         flow.zeros(2, dtype="float32")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got <class 'numpy\.float32'>"):
         flow.tensor([1.0], dtype=np.float32)  # type: ignore[arg-type]

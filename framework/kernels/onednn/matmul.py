@@ -54,8 +54,8 @@ def linear_backward(
     grad_weight: Array | None,
     grad_bias: Array | None,
     grad_y: Array,
-    x: Array,
-    weight: Array,
+    x: Array | None,
+    weight: Array | None,
 ) -> None:
     """As the reference kernel of the same name."""
     if not descriptors.servable(grad_x, grad_weight, grad_y, x, weight):

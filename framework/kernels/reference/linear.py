@@ -28,10 +28,10 @@ def linear_backward(
     grad_weight: Array | None,
     grad_bias: Array | None,
     grad_y: Array,
-    x: Array,
-    weight: Array,
+    x: Array | None,
+    weight: Array | None,
 ) -> None:
-    """grad_x = grad_y · weight, grad_weight = grad_yᵀ · x, grad_bias = Σ_n grad_y."""
+    """grad_x = grad_y · weight, grad_weight = grad_yᵀ · x, grad_bias = Σ_n grad_y. What none of these needs may be left out."""
     if grad_x is not None:
         np.matmul(grad_y.ndarray, weight.ndarray, out=grad_x.ndarray)
     if grad_weight is not None:

@@ -34,6 +34,22 @@ def test_a_hook_may_replace_the_gradient_on_its_way() -> None:
     assert x.grad.tolist() == [20, 20]
 
 
+def test_what_a_hook_made_and_keeps_stays_as_it_was() -> None:
+    x = leaf(1, 2)
+    kept = []
+
+    def doubled(gradient: flow.Tensor) -> flow.Tensor:
+        kept.append(gradient * 2)
+        return kept[-1]
+
+    y = x.clone()  # hands its gradient on whole
+    y.register_hook(doubled)
+    y.sum().backward()
+    x.clone().sum().backward()
+    assert x.grad.tolist() == [3, 3]
+    assert kept[0].tolist() == [2, 2]
+
+
 def test_a_hook_on_the_root() -> None:
     x = leaf(1)
     y = (x * 2).sum()

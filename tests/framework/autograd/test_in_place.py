@@ -133,7 +133,7 @@ def test_adding_to_itself_in_place() -> None:
     assert x.grad.item() == 2
 
 
-@pytest.mark.parametrize("write", ["add_", "mul_", "copy_"])
+@pytest.mark.parametrize("write", ["add_", "sub_", "mul_", "div_", "copy_"])
 def test_the_gradient_has_the_type_of_the_operand(write: str) -> None:
     b = leaf(3, 4)
     a = flow.tensor(np.array([1.0, 2.0]))
@@ -179,14 +179,28 @@ def test_what_does_not_fit_is_refused() -> None:
         flow.ones(2).add_(flow.ones(3))
     with pytest.raises(ValueError, match=r"shape \[2, 2\] does not fit in place of one of \[2\]"):
         flow.ones(2).add_(flow.ones(2, 2))
-    with pytest.raises(TypeError, match="int64 tensor cannot hold"):
-        flow.tensor([1, 2]).add_(flow.ones(2))
+    integers, truths = flow.tensor([1, 2]), flow.tensor([True, False])
+    for write, text in (
+        (lambda: integers.add_(flow.ones(2)), "a int64 tensor cannot hold the result with a float32 one"),
+        (lambda: integers.mul_(1.5), "a int64 tensor meets the float 1.5"),
+        (lambda: integers.add_(integers, alpha=0.5), "a int64 tensor meets the float 0.5"),
+        (lambda: integers.div_(2), "div_ takes floating-point operands; got flow.int64"),
+        (lambda: truths.add_(integers), "a bool tensor cannot hold the result with a int64 one"),
+        (lambda: truths.mul_(2), "a bool tensor cannot hold the result with the number 2"),
+        (lambda: truths.sub_(truths), "a bool tensor cannot hold the result with the number -1"),
+        (lambda: integers.copy_(5), "copy_ takes tensors; got int"),
+        (lambda: integers.add_(None), "an operand is a tensor or a number, not NoneType"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            write()
+    assert (integers.tolist(), truths.tolist()) == ([1, 2], [True, False])
 
 
 def test_values() -> None:
     x = flow.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert x.add_(flow.tensor([10.0, 20.0])).tolist() == [[11, 22], [13, 24]]
     assert x.mul_(2).tolist() == [[22, 44], [26, 48]]
+    assert x.sub_(flow.tensor([2.0, 4.0]), alpha=3).div_(flow.tensor([[4.0], [2.0]])).tolist() == [[4, 8], [10, 18]]
     assert x.copy_(flow.tensor([1, 2])).tolist() == [[1, 2], [1, 2]]
     assert x.transpose(0, 1).add_(flow.tensor([1.0, 0.0])).tolist() == [[2, 1], [3, 2]]
     assert x.tolist() == [[2, 3], [1, 2]]
@@ -194,6 +208,45 @@ def test_values() -> None:
     assert x.tolist() == [[0, 0], [1, 2]]
     x[:, 1].mul_(5)
     assert x.tolist() == [[0, 0], [1, 10]]
+
+
+def test_operators_that_assign_write_the_tensor_itself() -> None:
+    x = same = flow.tensor([1.0, 2.0])
+    x += 3
+    x -= 1
+    x *= 4
+    x /= 2
+    assert x is same
+    assert same.tolist() == [6, 8]
+    bytes_ = flow.tensor([1, 250], dtype=flow.uint8)
+    bytes_ -= flow.tensor([2, 1])
+    assert bytes_.tolist() == [255, 249]
+    truths = flow.tensor([True, False])
+    assert truths.add_(flow.tensor([False, False])).mul_(True).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [lambda x, w: x * w, lambda x, w: w * x, lambda x, w: x.mul_(w), F.linear],
+    ids=["multiply", "multiply, on the left", "mul_", "linear"],
+)
+def test_a_factor_whose_value_no_gradient_needs_may_be_written(use) -> None:
+    x, weight = flow.tensor([[1.0, 2.0]]), flow.tensor([[3.0, 4.0]], requires_grad=True)
+    y = use(x, weight)
+    with no_grad():
+        weight.zero_()
+    y.sum().backward()
+    assert weight.grad.tolist() == [[1, 2]]
+
+
+def test_integers_have_no_gradient() -> None:
+    x = leaf(1.5, 2.5)
+    whole = x.to(flow.int64)
+    assert not whole.requires_grad
+    assert whole.is_leaf
+    (x * whole).sum().backward()
+    assert x.grad.tolist() == [1, 2]
+    assert not flow.tensor([0, 0]).copy_(x).requires_grad
 
 
 def test_relu_saves_its_result() -> None:

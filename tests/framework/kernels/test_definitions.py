@@ -145,6 +145,11 @@ def test_batch_normalisation_of_one_channel_by_hand() -> None:
         relu=False,
     )
     assert evaluated.ndarray.ravel().tolist() == [0.5, 1.5, 2.5, 5.5]
+    passed = empty(2, 1, 1, 2)
+    grad = on_device(np.array([np.inf, np.inf, np.nan, 2.0]).reshape(2, 1, 1, 2))
+    with np.errstate(invalid="ignore"):
+        normalization.batch_norm_backward(None, None, None, passed, grad, x, weight, mean, inv_std, mask, relu=True)
+    assert passed.ndarray.ravel().tolist() == [0, np.inf, 0, 2]
 
 
 def test_cross_entropy_by_hand() -> None:

@@ -55,6 +55,12 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "add, text": (lambda: flow.ones(2) + "a", TypeError, "add takes tensors; got str"),
     "add, array": (lambda: flow.ones(2) + np.ones(2), TypeError, r"add takes tensors; got ndarray, which flow.tensor\(\) converts"),
     "add, float to integers": (lambda: flow.tensor([1, 2]) + 1.5, TypeError, r"int64 tensor meets the float 1.5; convert the tensor with .to\(\)"),
+    "add, number to truths": (lambda: flow.tensor([True]) + 1, TypeError, r"add takes numbers; got truth values \(flow.bool_\); convert with .to\(\)"),
+    "subtract, truths": (lambda: flow.tensor([True]) - flow.tensor([True]), TypeError, "subtract takes numbers; got truth values"),
+    "negative, truths": (lambda: -flow.tensor([True]), TypeError, "negative takes numbers; got truth values"),
+    "relu, truths": (lambda: flow.relu(flow.tensor([True])), TypeError, "relu takes numbers; got truth values"),
+    "multiply, complex": (lambda: flow.ones(2) * np.complex64(1j), TypeError, "multiply takes tensors; got complex64"),
+    "equal, NumPy's truth": (lambda: flow.tensor([True]) == np.True_, TypeError, "equal takes tensors; got bool"),
     "divide, integers": (lambda: flow.tensor([1, 2]) / 2, TypeError, r"divide takes floating-point operands; got flow.int64; convert"),
     "divide, by integers": (lambda: 2 / flow.tensor([1, 2]), TypeError, "divide takes floating-point operands; got flow.int64"),
     "exp, integers": (lambda: flow.exp(flow.tensor([1, 2])), TypeError, "exp takes operands of one floating-point type; got flow.int64"),
@@ -84,6 +90,21 @@ def test_promotion() -> None:
             result = flow.ones(2, dtype=left) + flow.ones(2, dtype=right)
             assert result.dtype is expected
             assert result.tolist() == [2, 2] or expected is flow.bool_
+
+
+def test_numpys_numbers_leave_the_type_as_it_is() -> None:
+    for number in (np.int64(3), np.int32(3), np.uint8(3)):
+        for result in (flow.tensor([1], dtype=flow.uint8) + number, flow.tensor([1], dtype=flow.uint8).add_(number)):
+            assert (result.dtype, result.tolist()) == (flow.uint8, [4])
+    assert (flow.ones(1) * np.float64(0.1)).tolist() == [np.float32(0.1)]
+
+
+def test_sums_and_products_of_truths() -> None:
+    a, b = flow.tensor([True, True, False]), flow.tensor([True, False, False])
+    assert (a + b).tolist() == [True, True, False]
+    assert (a * b).tolist() == [True, False, False]
+    assert (a * True).tolist() == a.tolist()
+    assert (a == 1).tolist() == a.tolist()
 
 
 def test_integers_divided_by_floats() -> None:

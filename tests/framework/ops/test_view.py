@@ -111,6 +111,39 @@ def test_shapes_that_do_not_fit() -> None:
         x.expand(4, 3)
 
 
+def test_what_is_no_shape_and_no_order_is_refused() -> None:
+    x = flow.zeros(2, 3)
+    for dims, wrong in (((2, 3), 2), ((0, 5), 5), ((-3, 1), -3)):
+        with pytest.raises(IndexError, match=f"dimension {wrong} of a tensor with 2"):
+            x.permute(*dims)
+    for call in (lambda: x.reshape(2.0, 3), lambda: x.expand(2.0, 3), lambda: x.permute(1.0, 0)):
+        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+            call()
+    assert x.reshape(np.int64(6)).shape == (6,)
+    assert type(x.reshape(np.int64(6)).shape[0]) is int
+
+
+def test_a_view_is_no_copy_or_is_refused() -> None:
+    x = flow.tensor(np.arange(24.0).reshape(2, 3, 4))
+    for part, shape in ((x[:, :2], (2, 2, 2, 2)), (x[:, :, 0], (2, 1, 3)), (x[:, ::2], (2, -1, 1, 4)), (x[0], (12,))):
+        expected = part.numpy().reshape(shape)
+        for viewed in (part.view(*shape), part.reshape(shape)):
+            assert viewed.array.storage is x.array.storage
+            np.testing.assert_array_equal(viewed.numpy(), expected)
+    assert x[0].expand(5, 3, 4).view(5, 12).stride() == (0, 1)
+    assert x[:0].view(0, 7).shape == (0, 7)
+    for part, shape in ((x[:, :2], (16,)), (x.transpose(0, 1), (6, 4)), (x[:, :, ::3], (2, 2, 3))):
+        with pytest.raises(RuntimeError, match=r"strides \[.*cannot be viewed as \[.*; reshape\(\) copies it"):
+            part.view(*shape)
+        np.testing.assert_array_equal(part.reshape(*shape).numpy(), part.numpy().reshape(shape))
+
+
+def test_a_part_without_elements_behind_the_last_one() -> None:
+    x = flow.zeros(1024, 16384)  # as many bytes as its piece of memory
+    assert x[1024:, 16384:].tolist() == []
+    assert x[1024:].sum(1).shape == (0,)
+
+
 def test_empty_tensors_can_be_reshaped() -> None:
     assert flow.zeros(0, 3).reshape(3, 0).shape == (3, 0)
     assert flow.zeros(0, 3).reshape(-1).shape == (0,)
