@@ -85,7 +85,8 @@ def arange(
     """The numbers from `start` (0 where only one is given) up to but without `stop`; int64 for integers."""
     if stop is None:
         start, stop = 0, start
-    return tensor(np.arange(start, stop, step).tolist(), dtype=dtype, **options)
+    values = np.arange(start, stop, step)
+    return tensor(values, dtype=dtype or (dtypes.float32 if values.dtype.kind == "f" else dtypes.int64), **options)
 
 
 def rand(*shape: Shape, **options: Any) -> Tensor:

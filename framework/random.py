@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from framework.vm.array import Array
 from framework.vm.runtime import runtime
 
@@ -14,9 +16,10 @@ class Generator:
 
     def manual_seed(self, seed: int) -> Generator:
         """Starts again from `seed`, an integer in [0, 2⁶⁴)."""
-        if not 0 <= seed < 2**64:
+        number = index(seed)
+        if not 0 <= number < 2**64:
             raise ValueError(f"a seed is an integer from 0 to 2⁶⁴ - 1, not {seed}")
-        self.seed = seed
+        self.seed = number
         self.offset = 0
         return self
 

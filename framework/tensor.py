@@ -146,7 +146,12 @@ class Tensor:
         return int(self.item())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.detach().numpy(), dtype=dtype)
+        values = self.detach().numpy()
+        if copy is False:
+            if dtype is not None and values.dtype != dtype:
+                raise ValueError(f"a tensor of {self.dtype} becomes an array of {np.dtype(dtype)} only by a copy")
+            return values
+        return np.array(values, dtype=dtype)
 
     def _host(self) -> np.ndarray:
         return runtime(self.device).to_host(self.array)
@@ -213,6 +218,8 @@ class Tensor:
             raise TypeError(f"backward() takes a tensor of {self.dtype}; got {given}")
         elif gradient.shape != self.shape:
             raise ValueError(f"backward() of shape {list(self.shape)} got a gradient of {list(gradient.shape)}")
+        elif gradient.device is not self.device:
+            raise ValueError(f"backward() on {self.device} got a gradient on {gradient.device}; move it with .to()")
         else:
             start = gradient.array
         backward(self, start, retain_graph=retain_graph)
@@ -244,6 +251,8 @@ class Tensor:
 
     def retain_grad(self) -> None:
         """Lets backward() add to `grad` of this tensor, although it is no leaf."""
+        if not self.requires_grad:
+            raise RuntimeError("retain_grad() on a tensor that requires no gradient")
         if self.node is None:
             return
         hooks = (self.node.hooks or {}).get(self._output, [])
@@ -295,8 +304,14 @@ class Tensor:
 
     def become(self, other: Tensor) -> None:
         """Takes the place of `other`, the result of an operation that wrote this tensor's memory."""
+        # Hooks stay with the value that was written over; what retain_grad() keeps is the gradient of what is there now.
+        hooks = (self.node.hooks or {}).get(self._output, []) if self.node is not None else []
+        retained = [hook for hook in hooks if isinstance(hook, _Retain) and hook.tensor() is self]
         self.array, self.node, self._output = other.array, other.node, other._output
         self.requires_grad = other.requires_grad
+        for hook in retained:
+            hooks.remove(hook)
+            self.register_hook(hook)
 
 
 def _from_values(kind: type[Tensor], values: np.ndarray, dtype: DType, device: Device, requires_grad: bool) -> Tensor:

@@ -197,13 +197,18 @@ class Module:
         return self
 
     def to(self, target: DType | Device | str) -> Module:
-        """Moves parameters and buffers to a device, or converts those of floats to an element type, in place."""
+        """Moves parameters and buffers to a device, or converts those of floats to an element type, in place.
+
+        What changes loses its gradient; what is so already keeps it.
+        """
         for _, held in (*self.named_parameters(), *self.named_buffers()):
             if isinstance(target, DType) and not held.dtype.is_floating:
                 continue
             with no_grad():
                 converted = held.detach().to(target).array
-            if converted is not held.array and isinstance(held, Parameter):
+            if converted is held.array:
+                continue
+            if isinstance(held, Parameter):
                 # Its gradients do not fit there any more.
                 held.home = None
             held.array = converted

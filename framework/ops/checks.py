@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from framework.tensor import Tensor
 from framework.vm.array import Layout
 
@@ -33,9 +35,12 @@ def check_floats(operation: str, first: Tensor | Layout, *others: Tensor | Layou
 
 def pair(name: str, value: int | Pair, *, least: int) -> Pair:
     """A setting for height and width, given as one number or as two."""
-    if type(value) is tuple and len(value) == 2 and value[0] >= least <= value[1]:
+    if type(value) is tuple and [type(one) for one in value] == [int, int] and value[0] >= least <= value[1]:
         return value
-    both = (value, value) if isinstance(value, int) else tuple(value)
+    try:
+        both = tuple([index(one) for one in ((value, value) if hasattr(value, "__index__") else value)])
+    except TypeError:
+        both = ()
     if len(both) != 2 or min(both) < least:
         raise ValueError(f"{name} is one integer >= {least}, or two; got {value}")
     return both

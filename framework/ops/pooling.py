@@ -58,7 +58,8 @@ class GlobalAvgPool2d(Operation):
 def max_pool2d(x: Tensor, kernel_size: int | Pair, stride: int | Pair | None = None, padding: int | Pair = 0) -> Tensor:
     """The largest element of each window; `stride` is the window's size where it is not given.
 
-    The image is padded with -∞. Raises ValueError where no window fits, or padding exceeds half the window.
+    The image is padded with -∞. Raises ValueError where no window fits, padding exceeds half the window, or the window
+    has more than 256 elements.
     """
     check_images("max_pool2d", x)
     check_floats("max_pool2d", x)

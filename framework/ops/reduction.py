@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.dtype import float32, int64
@@ -77,7 +79,7 @@ def argmax(a: Tensor, dim: int) -> Tensor:
 def _axes(a: Tensor, dim: Dims) -> tuple[int, ...]:
     if dim is None:
         return tuple(range(a.ndim))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = tuple([index(d) for d in ((dim,) if hasattr(dim, "__index__") else dim)])
     for d in dims:
         if not -a.ndim <= d < a.ndim:
             raise IndexError(f"dimension {d} of a tensor with {a.ndim} dimensions")

@@ -55,6 +55,9 @@ def test_strided_values_are_read_as_they_are_shown() -> None:
 def test_filled() -> None:
     assert flow.zeros(2, 3).tolist() == [[0, 0, 0]] * 2
     assert flow.ones((2,)).tolist() == [1, 1]
+    for given in ((0,), (2, 2), (5, 1)):
+        assert (flow.arange(*given).dtype, flow.arange(*given).tolist()) == (flow.int64, [])
+    assert flow.arange(0, 1, 0.5).dtype is flow.float32
     assert flow.full((2, 1), 3.5).tolist() == [[3.5], [3.5]]
     assert flow.full(2, 3, dtype=flow.int64).tolist() == [3, 3]
     assert flow.zeros().shape == ()
@@ -136,6 +139,33 @@ def test_types_and_devices_are_one_object_each_also_after_a_journey() -> None:
         assert by_name(dtype.name) is dtype
     assert pickle.loads(pickle.dumps(flow.device("cpu"))) is flow.device("cpu")
     assert str(flow.device("cpu")) == "cpu"
+    assert flow.device("cpu:0") is flow.device("cpu")
+
+
+def test_what_is_no_device_is_refused() -> None:
+    for given in (0, None, np.float32, flow.zeros(1)):
+        with pytest.raises(TypeError, match="a device is given by its name, such as 'cpu' or 'cuda:1'; got"):
+            flow.zeros(1).to(given)
+    for name in ("gpu", "cuda:x", "cuda:-1", "cuda:²"):
+        with pytest.raises(ValueError, match=f"no device is called '{name}'"):
+            flow.device(name)
+    with pytest.raises(ValueError, match="there is one device 'cpu', whatever its processors; got number 1"):
+        flow.zeros(1, device="cpu:1")
+
+
+def test_every_type_is_named_as_it_is_found() -> None:
+    for dtype in ALL:
+        assert getattr(flow, repr(dtype).removeprefix("flow.")) is dtype
+    with pytest.raises(TypeError, match=r"pass flow\.bool_, not 'bool'"):
+        flow.zeros(1).to("bool")
+
+
+def test_a_seed_is_an_integer() -> None:
+    generator = flow.Generator()
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+        generator.manual_seed(1.5)
+    assert generator.seed == 0
+    assert type(generator.manual_seed(np.uint64(7)).seed) is int
 
 
 # ---- reading back
@@ -150,6 +180,10 @@ def test_reading() -> None:
     assert len(flow.zeros(3, 2)) == 3
     assert (x.ndim, x.numel(), x.shape) == (2, 2, (1, 2))
     assert np.asarray(x).tolist() == [[1.5, 2.5]]
+    assert np.shares_memory(x.__array__(copy=False), x.numpy())
+    assert not np.shares_memory(np.array(x), x.numpy())
+    with pytest.raises(ValueError, match=r"flow\.float32 becomes an array of float64 only by a copy"):
+        x.__array__(np.float64, copy=False)
     with pytest.raises(ValueError, match=r"item\(\) needs a tensor of one element; this one has shape \[1, 2\]"):
         x.item()
     with pytest.raises(ValueError, match="one element"):

@@ -239,6 +239,21 @@ def test_retain_grad_keeps_what_is_no_leaf() -> None:
     assert y.grad.tolist() == [9]
     x.retain_grad()  # nothing to do for a leaf
     assert x.grad.tolist() == [8 + 10]
+    with pytest.raises(RuntimeError, match=r"retain_grad\(\) on a tensor that requires no gradient"):
+        flow.ones(1).retain_grad()
+
+
+def test_retain_grad_follows_a_tensor_that_is_written() -> None:
+    x = leaf(1)
+    y = x * 2
+    y.retain_grad()
+    seen = []
+    y.register_hook(lambda g: seen.append(g.item()))
+    y.mul_(5.0)
+    (y * 3).sum().backward()
+    assert y.grad.tolist() == [3]
+    assert seen == [15]  # a hook stays with what was there when it was registered
+    assert x.grad.tolist() == [30]
 
 
 def test_retain_grad_twice_counts_once() -> None:

@@ -99,6 +99,8 @@ def test_conversion_keeps_the_parameters_themselves() -> None:
     assert all(p.grad is None and p.is_leaf and p.requires_grad for p in module.parameters())
     module(flow.ones(2, 1, 2, 2, dtype=flow.float64)).sum().backward()
     assert before[0].grad.dtype is flow.float64
+    # Where nothing changes the gradients stay.
+    assert all(p.grad is not None for p in module.to("cpu").to(flow.float64).parameters())
 
 
 def test_saved_and_loaded() -> None:

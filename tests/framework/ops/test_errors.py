@@ -32,6 +32,9 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "max_pool2d, padding": (lambda: F.max_pool2d(IMAGES, 3, padding=2), ValueError, r"max_pool2d pads by at most half its window \(3, 3\); got \(2, 2\)"),
     "max_pool2d, dimensions": (lambda: F.max_pool2d(VECTOR, 2), ValueError, r"max_pool2d takes images"),
     "max_pool2d, integers": (lambda: F.max_pool2d(INTEGERS, 2), TypeError, "max_pool2d takes operands of one floating-point type; got flow.int64"),
+    "max_pool2d, fractions": (lambda: F.max_pool2d(IMAGES, (2.0, 2)), ValueError, r"kernel_size is one integer >= 1, or two; got \(2.0, 2\)"),
+    "max_pool2d, text": (lambda: F.max_pool2d(IMAGES, "3"), ValueError, "kernel_size is one integer >= 1, or two; got 3"),
+    "conv2d, fractions": (lambda: F.conv2d(IMAGES, WEIGHT, stride=(1.5, 1)), ValueError, r"stride is one integer >= 1, or two; got \(1.5, 1\)"),
     "global_avg_pool2d": (lambda: F.global_avg_pool2d(flow.ones(2, 3)), ValueError, r"global_avg_pool2d takes images"),
     "batch_norm, weight": (lambda: F.batch_norm(IMAGES, None, None, flow.ones(3), training=True), ValueError, r"batch_norm over 4 channels got a weight of shape \[3\]"),
     "batch_norm, running": (lambda: F.batch_norm(IMAGES, flow.ones(3), VECTOR), ValueError, r"got a running_mean of shape \[3\]"),
@@ -97,6 +100,12 @@ def test_numpys_numbers_leave_the_type_as_it_is() -> None:
         for result in (flow.tensor([1], dtype=flow.uint8) + number, flow.tensor([1], dtype=flow.uint8).add_(number)):
             assert (result.dtype, result.tolist()) == (flow.uint8, [4])
     assert (flow.ones(1) * np.float64(0.1)).tolist() == [np.float32(0.1)]
+
+
+def test_numpys_integers_are_integers() -> None:
+    assert F.max_pool2d(IMAGES, np.int64(2)).shape == (2, 4, 3, 3)
+    assert F.max_pool2d(IMAGES, (np.int64(2), 3)).shape == (2, 4, 3, 2)
+    assert IMAGES.sum(np.int64(1)).shape == (2, 6, 6)
 
 
 def test_sums_and_products_of_truths() -> None:
