@@ -91,14 +91,14 @@ def arange(
 
 def rand(*shape: Shape, **options: Any) -> Tensor:
     """Numbers drawn uniformly from [0, 1)."""
-    made = _floats("rand", empty(*shape, **options))
+    made = empty(*shape, **options)
     default_generator.uniform(made.array, 0.0, 1.0)
     return made
 
 
 def randn(*shape: Shape, **options: Any) -> Tensor:
     """Numbers drawn from the standard normal distribution."""
-    made = _floats("randn", empty(*shape, **options))
+    made = empty(*shape, **options)
     default_generator.normal(made.array, 0.0, 1.0)
     return made
 
@@ -112,12 +112,6 @@ def _type(dtype: DType) -> DType:
     if not isinstance(dtype, DType):
         raise TypeError(f"dtype is one of {', '.join(map(repr, dtypes.ALL))}; got {dtype!r}")
     return dtype
-
-
-def _floats(name: str, made: Tensor) -> Tensor:
-    if not made.dtype.is_floating:
-        raise TypeError(f"{name} gives floating-point numbers, not {made.dtype}; convert them with .to()")
-    return made
 
 
 def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:

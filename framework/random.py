@@ -32,7 +32,9 @@ class Generator:
         runtime(out.storage.device).random_normal(out, seed=self.seed, offset=self._advance(out), mean=mean, std=std)
 
     def _advance(self, out: Array) -> int:
-        """The block to start from; four numbers come from one block."""
+        """The block to start from; four numbers come from one block. Raises TypeError for integers."""
+        if not out.dtype.is_floating:
+            raise TypeError(f"random numbers are floating-point, not {out.dtype}; convert them with .to()")
         start = self.offset
         self.offset += -(-out.size // 4)
         return start

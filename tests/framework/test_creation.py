@@ -120,8 +120,12 @@ def test_requests_that_are_none() -> None:
         flow.tensor(np.ones(2, np.float16))
     with pytest.raises(TypeError, match="arrays of <U1 are not supported"):
         flow.tensor("a")
-    with pytest.raises(TypeError, match=r"rand gives floating-point numbers, not flow\.int64"):
+    with pytest.raises(TypeError, match=r"random numbers are floating-point, not flow\.int64"):
         flow.rand(2, dtype=flow.int64)
+    integers = flow.ones(2, dtype=flow.int64)
+    with pytest.raises(TypeError, match="random numbers are floating-point"):
+        flow.nn.init.uniform_(integers)
+    assert integers.tolist() == [1, 1]
     with pytest.raises(ValueError, match="no device is called 'tpu'"):
         flow.zeros(2, device="tpu")
     with pytest.raises(TypeError, match=r"only floating-point tensors can require a gradient, not flow\.int64"):

@@ -386,7 +386,8 @@ if rank == 1:
     images = images * float("nan")
 loss_of(model, (images, labels)).backward()
 same((n, p.grad) for n, p in model.named_parameters())
-assert all(np.isnan(g).all() for g in gradients(model.module).values())
+# A ReLU lets nothing through where its result is no number: what is added before it gets 0.
+assert all(np.isnan(g).all() for name, g in gradients(model.module).items() if name not in ("bn1.bias", "bn2.bias"))
 optimizer.step()
 same(model.named_parameters())
 """)
