@@ -53,22 +53,25 @@ def full(
     shape: Shape,
     value: float,
     *,
-    dtype: DType = dtypes.float32,
+    dtype: DType | None = None,
     device: Device | str = cpu,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A tensor with `value` everywhere."""
+    """A tensor with `value` everywhere; int64 for an integer, bool for a truth value, else float32, where nothing is said."""
+    if dtype is None:
+        is_truth, is_whole = isinstance(value, bool | np.bool_), isinstance(value, int | np.integer)
+        dtype = dtypes.bool_ if is_truth else dtypes.int64 if is_whole else dtypes.float32
     return Tensor(_runtime(device).full(_shape((shape,)), value, _type(dtype))).requires_grad_(requires_grad)
 
 
-def zeros(*shape: Shape, **options: Any) -> Tensor:
-    """A tensor of zeros. Options as for `full`."""
-    return full(_shape(shape), 0, **options)
+def zeros(*shape: Shape, dtype: DType | None = None, **options: Any) -> Tensor:
+    """A tensor of zeros, float32 where nothing is said. Options as for `full`."""
+    return full(_shape(shape), 0, dtype=dtype or dtypes.float32, **options)
 
 
-def ones(*shape: Shape, **options: Any) -> Tensor:
-    """A tensor of ones. Options as for `full`."""
-    return full(_shape(shape), 1, **options)
+def ones(*shape: Shape, dtype: DType | None = None, **options: Any) -> Tensor:
+    """A tensor of ones, float32 where nothing is said. Options as for `full`."""
+    return full(_shape(shape), 1, dtype=dtype or dtypes.float32, **options)
 
 
 def zeros_like(like: Tensor) -> Tensor:

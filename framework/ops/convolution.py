@@ -74,7 +74,6 @@ def conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    *,
     stride: int | Pair = 1,
     padding: int | Pair = 0,
     dilation: int | Pair = 1,

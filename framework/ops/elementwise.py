@@ -9,7 +9,7 @@ import numpy as np
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
-from framework.dtype import bool_, promote
+from framework.dtype import DType, bool_, promote
 from framework.ops.checks import check_floats, check_tensor
 from framework.tensor import Tensor
 from framework.vm.array import Array
@@ -273,7 +273,7 @@ def _prepare(kernels: Runtime, a: Any, b: Any) -> tuple[Any, Any, Array]:
     if not isinstance(b, Array):
         return a, number_for(a, b), kernels.empty_like(a)
     if a.dtype is not b.dtype:
-        dtype = promote(a.dtype, b.dtype)
+        dtype = _common_type(a, b)
         a, b = convert(kernels, a, dtype), convert(kernels, b, dtype)
     if a.shape == b.shape:
         return a, b, kernels.empty_like(a)
@@ -281,6 +281,14 @@ def _prepare(kernels: Runtime, a: Any, b: Any) -> tuple[Any, Any, Array]:
     if shape == a.shape:
         return a, b, kernels.empty_like(a)
     return a, b, kernels.empty_like(b) if shape == b.shape else kernels.empty(shape, a.dtype)
+
+
+def _common_type(a: Array, b: Array) -> DType:
+    """The type of the result: one without dimensions does not widen one with some, of its kind. As in PyTorch."""
+    one, other = ((array.dtype.is_floating, array.dtype is bool_) for array in (a, b))
+    if one == other and bool(a.shape) != bool(b.shape):
+        return a.dtype if a.shape else b.dtype
+    return promote(a.dtype, b.dtype)
 
 
 def number_for(other: Array, value: Any) -> float:

@@ -239,10 +239,10 @@ def batch_norm(
     running_var: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
-    *,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    *,
     residual: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:

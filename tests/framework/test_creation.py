@@ -59,7 +59,10 @@ def test_filled() -> None:
         assert (flow.arange(*given).dtype, flow.arange(*given).tolist()) == (flow.int64, [])
     assert flow.arange(0, 1, 0.5).dtype is flow.float32
     assert flow.full((2, 1), 3.5).tolist() == [[3.5], [3.5]]
-    assert flow.full(2, 3, dtype=flow.int64).tolist() == [3, 3]
+    assert flow.full(2, 3, dtype=flow.float64).tolist() == [3, 3]
+    kinds = {value: flow.full((2,), value).dtype for value in (3, True, 2.5, np.int32(7), np.float64(4.5))}
+    assert list(kinds.values()) == [flow.int64, flow.bool_, flow.float32, flow.int64, flow.float32]
+    assert {flow.zeros(2).dtype, flow.ones(2, dtype=None).dtype} == {flow.float32}
     assert flow.zeros().shape == ()
     assert flow.empty(0, 5).shape == (0, 5)
     assert flow.zeros(np.int64(2), np.int32(1)).shape == (2, 1)

@@ -133,6 +133,13 @@ def test_arguments_may_be_given_by_place_as_in_pytorch() -> None:
     layer = nn.Conv2d(4, 6, 3, 2, 1, 1, 2, False)
     assert (layer.stride, layer.padding, layer.dilation, layer.groups, layer.bias) == ((2, 2), (1, 1), (1, 1), 2, None)
     assert nn.Linear(4, 2, False).bias is None
+    x, w = flow.randn(2, 4, 5, 5), flow.randn(6, 2, 3, 3)
+    named = nn.functional.conv2d(x, w, stride=2, padding=1, groups=2)
+    np.testing.assert_array_equal(nn.functional.conv2d(x, w, None, 2, 1, 1, 2).numpy(), named.numpy())
+    named = nn.functional.batch_norm(x, None, None, training=True, eps=1e-2)
+    np.testing.assert_array_equal(
+        nn.functional.batch_norm(x, None, None, None, None, True, 0.1, 1e-2).numpy(), named.numpy()
+    )
 
 
 def test_a_sequence_takes_named_modules_and_nothing_else() -> None:

@@ -64,3 +64,22 @@ def test_nothing_foreign_equals_a_tensor(foreign: Any) -> None:
     assert (x != foreign) is True
     assert x not in [foreign]
     assert x in [foreign, x]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        (np.ones(2, np.float32), np.float64(2), flow.float32),
+        (np.ones(2, np.int32), np.int64(2), flow.int32),
+        (np.ones(2, np.int32), np.float64(2), flow.float64),
+        (np.ones(2, np.bool_), np.int64(2), flow.int64),
+        (np.ones(2, np.float32), np.ones(2), flow.float64),
+        (np.float32(1), np.float64(2), flow.float64),
+    ],
+)
+def test_one_without_dimensions_does_not_widen_one_of_its_kind(a, b, expected) -> None:
+    for first, second in ((a, b), (b, a)):
+        assert (flow.tensor(first) * flow.tensor(second)).dtype is expected
+    scale = flow.tensor(np.float64(3), requires_grad=True)
+    (flow.ones(2) * scale).sum().backward()
+    assert (scale.grad.dtype, scale.grad.item()) == (flow.float64, 2)
