@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from flowbench.errors import FlowbenchError
+from flowbench.measure.rank_process import TAIL_BYTES, chunks
 
 LAUNCHERS = ("torchrun", "mpirun", "srun")
 
@@ -81,7 +82,8 @@ class Launched:
             raise FlowbenchError(f"launcher {launcher} does not start: {error}") from error
         finally:
             os.close(write)
-        self.output = read
+        os.set_blocking(read, False)
+        self.output, self.tail = read, b""
 
     def calls(self, on_wait: Callable[[], None]) -> list[Call] | str:
         """The ranks in their order when all have called, or why they do not come. `on_wait` is called now and then."""
@@ -89,14 +91,19 @@ class Launched:
         until = time.monotonic() + CALL_S
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ)
+            selector.register(self.output, selectors.EVENT_READ)
             while len(found) < self._world_size:
                 on_wait()
-                if selector.select(timeout=0.1):
-                    call = self._accept()
-                    if call is not None:
-                        found[call.rank] = call
+                for key, _ in selector.select(timeout=0.1):
+                    if key.fileobj is self._server:
+                        call = self._accept()
+                        if call is not None:
+                            found[call.rank] = call
+                    elif self._listen():
+                        selector.unregister(self.output)
                 missing = sorted(set(range(self._world_size)) - set(found))
                 if missing and self.process.poll() is not None:
+                    self._listen()
                     return f"the launcher ended with status {self.process.returncode} before rank {missing[0]} called"
                 if missing and time.monotonic() > until:
                     return f"rank {missing[0]} has not called within {CALL_S:g} s of the launcher's start"
@@ -111,6 +118,13 @@ class Launched:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(_ENDING_S)
                 break
+
+    def _listen(self) -> bool:
+        """Take what the launcher has printed, which would wait for a full pipe; whether it has closed its output."""
+        chunk = None
+        for chunk in chunks(self.output):
+            self.tail = (self.tail + chunk)[-TAIL_BYTES:]
+        return chunk == b""
 
     def _accept(self) -> Call | None:
         """One caller; None for whoever does not know the token."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.launchers import Launched
 from flowbench.measure.processes import end_group, last_words
-from flowbench.measure.rank_process import RankProcess, chunks, free_port, rank_environment, start_rank
+from flowbench.measure.rank_process import TAIL_BYTES, RankProcess, chunks, free_port, rank_environment, start_rank
 from flowbench.measure.wire import Job, Phase, event_limit, job_line, read_event
 from flowbench.record.profile import Profile
 from flowbench.record.sample import RankSample
@@ -30,8 +30,6 @@ STANDSTILL_S = 5.0
 
 # What a rank may still take after its result, before it is ended.
 EXIT_S = 10.0
-
-_TAIL_BYTES = 4000
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,7 @@ class RankGroup:
         self._launched = Launched(launcher, self._job.launcher_options, self._job.cell.world_size, environment)
         calls = self._launched.calls(lambda: self._on_look("start"))
         if isinstance(calls, str):
-            os.set_blocking(self._launched.output, False)
-            tail = b"".join(chunks(self._launched.output))[-_TAIL_BYTES:]
-            self._error = calls + last_words(tail)
+            self._error = calls + last_words(self._launched.tail)
             return
         master = f"{calls[0].address}:{calls[0].port}"
         for call in calls:
@@ -98,6 +94,7 @@ class RankGroup:
             # The launcher's output is that of all ranks: the first one's last words are as good as any.
             output = self._launched.output if call.rank == 0 else None
             rank = RankProcess(call.rank, self._launched.process, descriptor, os.dup(descriptor), output)
+            rank.tail = self._launched.tail if call.rank == 0 else b""
             self._add(rank, replace(self._job, rank=call.rank, local_rank=call.local_rank, master=master))
 
     def _add(self, rank: RankProcess, job: Job) -> None:
@@ -170,7 +167,7 @@ class RankGroup:
     def _send(self, rank: RankProcess, line: bytes) -> None:
         try:
             os.write(rank.commands, line)
-        except BrokenPipeError:
+        except ConnectionError:  # a closed pipe, or a connection that was reset
             return  # it died; _check says of what
 
     def _over(self) -> bool:
@@ -185,7 +182,7 @@ class RankGroup:
                     self._selector.unregister(descriptor)
                 rank.hung_up = rank.hung_up or descriptor == rank.events
             elif descriptor == rank.output:
-                rank.tail = (rank.tail + chunk)[-_TAIL_BYTES:]
+                rank.tail = (rank.tail + chunk)[-TAIL_BYTES:]
             else:
                 *lines, rank.pending = (rank.pending + chunk).split(b"\n")
                 for line in lines:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import subprocess
@@ -14,6 +13,9 @@ from dataclasses import dataclass, field
 from flowbench.measure.processes import measuring_environment
 from flowbench.measure.wire import Event, Job, RankState
 from flowbench.record.sample import RankSample
+
+# What is kept of what a process prints: its last words.
+TAIL_BYTES = 4000
 
 
 @dataclass(eq=False)
@@ -86,8 +88,13 @@ def free_port() -> int:
 
 
 def chunks(descriptor: int) -> Iterator[bytes]:
-    """What can be read now; an empty chunk where the other end is closed."""
-    with contextlib.suppress(BlockingIOError):
-        while chunk := os.read(descriptor, 65536):
-            yield chunk
-        yield b""
+    """What can be read now; an empty chunk where the other end is closed, or its machine can no longer be reached."""
+    chunk = None
+    while chunk != b"":
+        try:
+            chunk = os.read(descriptor, 65536)
+        except BlockingIOError:
+            return
+        except OSError:  # of a connection: reset, timed out, no route; whose process it was is said by where it stood
+            chunk = b""
+        yield chunk

@@ -41,6 +41,7 @@ ENGINES = {
     "toy-second-slow": "odd_engines:SlowSecondRank",
     "toy-second-drifts": "odd_engines:SecondRankDrifts",
     "toy-second-dies": "odd_engines:SecondRankDies",
+    "toy-second-reset": "odd_engines:SecondRankIsReset",
     "toy-agrees": "odd_engines:RanksAgree",
     "toy-missing": "odd_engines:NotInstalled",
     "toy-gpu": "gpu_engines:Gpu",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -210,6 +213,23 @@ class SecondRankDies(ToyEngine):
                 super().step(index)
                 if task.rank == 1 and index == 2:
                     os.kill(os.getpid(), signal.SIGKILL)
+
+        return Training(task)
+
+
+class SecondRankIsReset(ToyEngine):
+    """Rank 1 ends in step 2 so that its parent's connection is not closed but reset, as where a machine goes away."""
+
+    def build(self, task: Task) -> ToyTraining:
+        class Training(ToyTraining):
+            def step(self, index: int) -> None:
+                super().step(index)
+                if task.rank == 1 and index == 2:
+                    for descriptor in map(int, os.listdir("/proc/self/fd")):
+                        with contextlib.suppress(OSError):
+                            linger = struct.pack("ii", 1, 0)
+                            socket.socket(fileno=descriptor).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                    os._exit(0)
 
         return Training(task)
 

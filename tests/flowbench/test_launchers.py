@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shutil
 import socket
+import struct
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 from flowbench.cell import Case, Cell
 from flowbench.cli.measure import run
 from flowbench.errors import FlowbenchError
+from flowbench.measure import launchers
 from flowbench.measure.launchers import LAUNCHERS, PARENT, TOKEN, Launched, launch_command, meet, read_place
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.processes import marked
 from flowbench.measure.rank_group import GroupResult
+from flowbench.measure.rank_process import chunks
 from flowbench.measure.ranks import run_group
 from flowbench.measure.wire import Job
 
@@ -77,6 +80,26 @@ def test_a_launched_rank_that_dies_fails_the_group_under_its_name() -> None:
     assert (result.error or "").startswith(
         "rank 1: its connection ended in phase steps, after step 1, without a result"
     )
+
+
+@pytest.mark.usefixtures("srun")
+def test_a_launched_rank_whose_connection_is_reset_fails_the_group_under_its_name() -> None:
+    result = group("toy-second-reset", "srun")
+    assert (result.error or "").startswith("rank 1: its connection ended in phase ")  # unread, its last words are lost
+
+
+def test_what_is_read_from_a_reset_connection_is_its_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        theirs.close()
+        assert list(chunks(ours.fileno())) == [b""]
+
+
+@pytest.mark.usefixtures("srun")
+def test_a_launcher_may_print_more_than_a_pipe_holds_before_its_ranks_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launchers, "CALL_S", 60.0)
+    check(group("flow-eager", "srun", "--partition=chatty"))
 
 
 @pytest.mark.usefixtures("srun")
