@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flowbench.cell import Case, Cell
-from flowbench.judge.compare import comparison_of, is_case_precise, to_confirm
+from flowbench.judge.compare import comparison_of, is_case_precise, matched_sides, to_confirm
 from flowbench.measure.disturbance import SLEPT_S, Counters, read_counters, slept_s
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Session, Watcher, given_up
@@ -74,19 +74,23 @@ class ComparisonSession(Session):
             for case in self._open_cases():
                 if (case, pair) in done:
                     continue
-                done.add((case, pair))
                 if self.over_wall_cap():
-                    self._close_all(f"the cap of {protocol.wall_cap_s:g} s was reached after {pair} rounds")
+                    for other in self._open_cases():
+                        rounds = sum(measured == other for measured, _ in done)
+                        reached = f"the cap of {protocol.wall_cap_s:g} s was reached"
+                        self._close(other, f"{reached} after {rounds} of {sampling} rounds")
                     break
+                done.add((case, pair))
                 later = [(other, number) for number in range(pair, sampling) for other in self._open_cases()]
                 self._round(case, pair, later=[one for one in later if one not in done])
                 self._close_where_done(case, pair + 1)
-        self._close_all(f"all {sampling} pairs were measured, and the interval is still wider than wanted")
+        for case in self._open_cases():
+            self._close(case, f"all {sampling} pairs were measured, and the interval is still wider than wanted")
         in_question = to_confirm(self.document, self._judged_sides)
         confirming = [(case, pair) for pair in range(sampling, protocol.pairs) for case in in_question]
         confirming = [one for one in confirming if one not in done]
         for index, (case, pair) in enumerate(confirming):
-            if not self.over_wall_cap(1 + CONFIRMING_SHARE):
+            if self._has_both_sides(case, in_question[case]) and not self.over_wall_cap(1 + CONFIRMING_SHARE):
                 self._round(case, pair, ("base", *in_question[case]), confirming[index + 1 :])
         capped = any(reason.startswith("the cap") for reason in comparison_of(self.document).stopped.values())
         reason = f"the cap of {protocol.wall_cap_s:g} s was reached" if capped else None
@@ -145,21 +149,19 @@ class ComparisonSession(Session):
         return [case for case in self.document.cases if case.key not in stopped]
 
     def _close_where_done(self, case: Case, pairs: int) -> None:
-        lost = given_up(self.document.samples)
-        sides = [cell for cell in self.document.cells_of(case) if self._is_compared(cell)]
-        if all(cell.key in lost for cell in sides if self.document.engine(cell.engine).side == "base") or all(
-            cell.key in lost for cell in sides if self.document.engine(cell.engine).side == "head"
-        ):
+        if not self._has_both_sides(case, ("head",)):
             self._close(case, f"a side failed or is void after {pairs} rounds")
         elif is_case_precise(self.document, case):
             self._close(case, f"the intervals were narrow enough after {pairs} pairs")
 
-    def _is_compared(self, cell: Cell) -> bool:
-        return self.document.engine(cell.engine).side in ("base", "head")
-
-    def _close_all(self, why: str) -> None:
-        for case in self._open_cases():
-            self._close(case, why)
+    def _has_both_sides(self, case: Case, sides: Sequence[str]) -> bool:
+        """Whether base, and one of `sides` beside it, has neither failed nor is void, of any engine at `case`."""
+        lost = given_up(self.document.samples)
+        return any(
+            match.case == case and not lost & {cell.key for cell in (match.base, match.head) if cell is not None}
+            for side in sides
+            for match in matched_sides(self.document, "base", side)
+        )
 
     def _close(self, case: Case, why: str) -> None:
         plan = comparison_of(self.document)

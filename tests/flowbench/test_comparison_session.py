@@ -1,0 +1,177 @@
+"""When a comparison's sitting ends, what it confirms and what it says of it: with samples that are made up, in no time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flowbench.judge.compare import judge_document
+from flowbench.judge.verdict import Verdict
+from flowbench.measure import comparison_session
+from flowbench.measure.comparison_session import ComparisonSession, Place
+from flowbench.measure.disturbance import Counters
+from flowbench.measure.plan import Request
+from flowbench.measure.plan_comparison import plan_comparison
+from flowbench.measure.schedule import Turn
+from flowbench.measure.session import Watcher
+from flowbench.record import store
+from flowbench.record.run import RunDocument, Side
+from flowbench.record.sample import Memory, RankSample, Sample
+
+pytestmark = pytest.mark.usefixtures("toys")
+
+REQUEST = Request(
+    engines=("toy-sided",), reference="toy", models=("linear",), image_shape=(3, 4, 4), batch_sizes=(2,), pairs=8, threads=1
+)  # fmt: skip
+
+# A turn's time in ms, or None where it fails.
+Outcome = Callable[[Turn], float | None]
+
+
+class Listening(Watcher):
+    """Keeps the number of each round, and of how many."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[int, int]] = []
+
+    def turn(self, turn: Turn, number: int, turns: int, left_s: float) -> None:
+        self.rounds.append((number, turns))
+
+
+class MadeUp(ComparisonSession):
+    """A sitting whose samples cost nothing; the cap is reached after so many rounds."""
+
+    def __init__(self, path: Path, document: RunDocument, outcome: Outcome, most_rounds: int, watcher: Watcher) -> None:
+        places = dict.fromkeys(("base", "head", "canary"), Place())
+        super().__init__(path, document, places, watcher, lambda: Counters(0, 0, 0, 0, 0))
+        self.outcome, self.most_rounds, self.measured = outcome, most_rounds, 0
+
+    def measure(self, turns: list[Turn]) -> None:
+        self.measured += 1
+        self.write(samples=(*self.document.samples, *(made_up(turn, self.outcome(turn)) for turn in turns)))
+
+    def over_wall_cap(self, share: float = 1.0) -> bool:
+        return self.measured >= share * self.most_rounds
+
+
+def made_up(turn: Turn, step_ms: float | None) -> Sample:
+    failed = step_ms is None
+    memory = Memory(None, None, 2**20, 2**20)
+    ranks = () if failed else (RankSample(0, 1, "cpu", (), (step_ms,) * 3, (1.0,) * 3, memory),)
+    status, error = ("failed", "it broke") if failed else ("ok", None)
+    return Sample(turn.cell.key, turn.pair, turn.position, "2026-11-29T10:00:00Z", 1.0, status, error, None, ranks)
+
+
+def sitting(
+    tmp_path: Path,
+    outcome: Outcome,
+    request: Request = REQUEST,
+    most_rounds: int = 1000,
+    watcher: Watcher | None = None,
+) -> RunDocument:
+    document = plan_comparison(request, (), Side("a", None), Side("b", None), {})
+    document = replace(document, protocol=replace(document.protocol, wall_cap_s=470.0))
+    session = MadeUp(store.create(tmp_path, document), document, outcome, most_rounds, watcher or Listening())
+    session.run()
+    return session.document
+
+
+def side(turn: Turn) -> str:
+    return turn.cell.engine.partition("@")[2]
+
+
+def rounds_of(document: RunDocument, engine: str) -> list[int]:
+    return [sample.pair for sample in document.samples if document.by_key[sample.cell].engine == engine]
+
+
+def noisy(turn: Turn, head_ms: float = 10.0) -> float:
+    """Head's times jump about, so that no interval is ever narrow."""
+    return head_ms * (1.0, 1.3)[turn.pair % 2] if side(turn) == "head" else 10.0
+
+
+def test_sampling_ends_with_a_narrow_interval_and_what_looks_slower_is_confirmed(tmp_path: Path) -> None:
+    watcher = Listening()
+    document = sitting(tmp_path, lambda turn: 12.0 if side(turn) == "head" else 10.0, watcher=watcher)
+    (time,) = judge_document(document).times
+    assert (time.verdict, time.confirmed, time.pairs, time.confirmation_pairs) == (Verdict.SLOWER, True, 12, 6)
+    assert rounds_of(document, "toy-sided@head") == [*range(6), *range(8, 14)]
+    assert rounds_of(document, "toy-sided@canary") == list(range(6))
+    assert rounds_of(document, "toy") == [0, 1, 2]
+    assert document.comparison is not None
+    assert list(document.comparison.stopped.values()) == ["the intervals were narrow enough after 6 pairs"]
+    assert (document.ending.how, document.ending.reason) == ("complete", None)
+    assert watcher.rounds == [*((number, 8) for number in range(1, 7)), *((number, 12) for number in range(7, 13))]
+    positions = [(sample.pair, sample.position) for sample in document.samples if "base" in sample.cell]
+    assert positions[:4] == [(0, 0), (1, 3), (2, 0), (3, 2)], "every other round is reversed"
+
+
+def test_sampling_ends_with_the_last_pair(tmp_path: Path) -> None:
+    document = sitting(tmp_path, noisy)
+    assert rounds_of(document, "toy-sided@head") == list(range(8))
+    assert document.comparison is not None
+    assert list(document.comparison.stopped.values()) == [
+        "all 8 pairs were measured, and the interval is still wider than wanted"
+    ]
+    assert document.ending.how == "complete"
+
+
+def test_the_cap_says_how_many_rounds_each_case_has(tmp_path: Path) -> None:
+    document = sitting(tmp_path, noisy, replace(REQUEST, batch_sizes=(4, 2)), most_rounds=3)
+    assert document.comparison is not None
+    assert list(document.comparison.stopped.values()) == [
+        "the cap of 470 s was reached after 2 of 8 rounds",
+        "the cap of 470 s was reached after 1 of 8 rounds",
+    ]
+    assert (document.ending.how, document.ending.reason) == ("wall_cap", "the cap of 470 s was reached")
+    assert Counter(sample.pair for sample in document.samples if "head" in sample.cell) == {0: 2, 1: 1}
+
+
+def test_confirming_may_take_a_quarter_more_than_the_cap(tmp_path: Path) -> None:
+    document = sitting(tmp_path, lambda turn: 12.0 if side(turn) == "head" else 10.0, most_rounds=8)
+    assert rounds_of(document, "toy-sided@head") == [*range(6), *range(8, 12)]
+    assert document.ending.how == "complete", "the sampling was not cut short"
+
+
+def test_sides_that_fail_while_they_are_confirmed_end_the_sitting_in_order(tmp_path: Path) -> None:
+    def outcome(turn: Turn) -> float | None:
+        return None if turn.pair >= 9 else 12.0 if side(turn) == "head" else 10.0
+
+    document = sitting(tmp_path, outcome)
+    (time,) = judge_document(document).times
+    assert (time.verdict, time.reason) == (Verdict.FAILED, "head, pair 10: it broke")
+    assert rounds_of(document, "toy-sided@base") == [*range(6), 8, 9]
+    assert document.ending.how == "complete"
+
+
+@pytest.mark.parametrize("lost", [("toy-sided@head", "flow-eager@head"), ("toy-sided@base", "flow-eager@head")])
+def test_sampling_ends_where_no_engine_has_both_sides_any_more(tmp_path: Path, lost: tuple[str, str]) -> None:
+    request = replace(REQUEST, engines=("toy-sided", "flow-eager"))
+    document = sitting(tmp_path, lambda turn: None if turn.cell.engine in lost else noisy(turn), request)
+    assert {sample.pair for sample in document.samples} == {0}
+    assert document.comparison is not None
+    assert list(document.comparison.stopped.values()) == ["a side failed or is void after 1 rounds"]
+
+
+def test_an_engine_with_both_sides_keeps_its_case_open(tmp_path: Path) -> None:
+    request = replace(REQUEST, engines=("toy-sided", "flow-eager"))
+    document = sitting(tmp_path, lambda turn: None if turn.cell.engine == "toy-sided@head" else noisy(turn), request)
+    assert rounds_of(document, "flow-eager@head") == list(range(8))
+    assert rounds_of(document, "toy-sided@head") == [0]
+
+
+def test_a_round_that_the_machine_sleeps_through_again_and_again_closes_its_case(tmp_path: Path) -> None:
+    document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {})
+    path = store.create(tmp_path, document)
+    session = MadeUp(path, document, lambda turn: 10.0, 1000, Listening())
+    readings = iter(range(0, 1000, 60))
+    session._counters = lambda: Counters(0, 0, 0, 0, 0, next(readings))
+    session.run()
+    assert session.document.samples == ()
+    assert session.measured == comparison_session._MOST_SLEEPS
+    assert session.document.comparison is not None
+    assert list(session.document.comparison.stopped.values()) == ["the machine slept through round 1 3 times"]
+    assert [finding.kind for finding in session.document.findings] == ["sleep"] * 3
