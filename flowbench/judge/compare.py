@@ -242,14 +242,16 @@ def _canary(document: RunDocument) -> Canary:
     where = f"base against itself at {label_of(document, match.case)}"
     if not match.pairs:
         return Canary("not measured", f"{where} has no good pair")
+    if len(match.pairs) < 2:
+        return Canary("not measured", f"{where} has a single pair, which tells nothing")
     evidence = evidence_of(document, match)
     (judged,) = judge_times([Evidence((*evidence.sampling, *evidence.confirming), (), evidence.margin)])
     time = replace(_time_of(document, match, judged), confirmed=None)
     looks_changed = judged.p <= LEVEL and judged.sign_flip_p <= CHECK_LEVEL
-    seen = f"{where} shows {math.expm1(judged.mean.mean):+.1%} in {time.pairs} pairs"
+    seen = f"{where} shows {math.expm1(judged.mean.mean):+z.1%} in {time.pairs} pairs"
     if looks_changed:
         return Canary("flagged", f"{seen}: this sitting sees changes where there are none", time)
-    return Canary("clear", f"{seen}, no change beyond ±{percent(evidence.margin)}", time)
+    return Canary("clear", f"{seen}, not for certain beyond ±{percent(evidence.margin)}", time)
 
 
 def _pairs(document: RunDocument, base: Cell | None, head: Cell | None) -> tuple[tuple[Sample, Sample], ...]:

@@ -14,7 +14,7 @@ from flowbench.judge.inference import Mean, beyond, difference_of, holm
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import matched_samples, ratio_to_reference
 from flowbench.judge.stats import process_median
-from flowbench.judge.times import LEAST_MARGIN, LEVEL, pair_log_ratio, percent
+from flowbench.judge.times import LEAST_MARGIN, LEVEL, by_chance, pair_log_ratio, percent
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
 from flowbench.record.run import RunDocument
 from flowbench.record.sample import Sample
@@ -37,7 +37,7 @@ def judge_documents(base: RunDocument, head: RunDocument, force: bool = False) -
     adjusted = dict(zip(means, holm([beyond(mean, math.log1p(LEAST_MARGIN)) for mean in means.values()]), strict=True))
     why_not = _why_no_times(base, head)
     for index, match in enumerate(matches):
-        time = _time_of(base, head, match, means.get(index), adjusted.get(index, 1.0), why_not)
+        time = _time_of(base, head, match, means.get(index), adjusted.get(index, 1.0), len(means), why_not)
         times.append(time)
         memory += _memory_of(base, head, match, time)
     comparisons = (*times, *memory)
@@ -105,7 +105,13 @@ def _good(document: RunDocument, cell: Cell | None) -> tuple[Sample, ...]:
 
 
 def _time_of(
-    base: RunDocument, head: RunDocument, match: Matched, mean: Mean | None, adjusted: float, why_not: str | None
+    base: RunDocument,
+    head: RunDocument,
+    match: Matched,
+    mean: Mean | None,
+    adjusted: float,
+    cells: int,
+    why_not: str | None,
 ) -> Comparison:
     ours, theirs = _good(base, match.base), _good(head, match.head)
     label = label_of(base if match.base else head, match.case)
@@ -117,7 +123,7 @@ def _time_of(
         return replace(bare, verdict=verdict, reason=reason)
     verdict, reason = Verdict.UNCLEAR, why_not or "a side has no pair with its reference"
     if mean is not None and why_not is None:
-        verdict, reason = _verdict(mean, adjusted)
+        verdict, reason = _verdict(mean, adjusted, cells)
     pairs = [_relative_times(document, cell) for document, cell in ((base, match.base), (head, match.head))]
     base_speed, head_speed = ratio_to_reference(base, match.base), ratio_to_reference(head, match.head)
     single = mean is None or mean.count < 2
@@ -143,13 +149,15 @@ def _time_of(
     )
 
 
-def _verdict(mean: Mean, adjusted: float) -> tuple[Verdict, str]:
+def _verdict(mean: Mean, adjusted: float, cells: int) -> tuple[Verdict, str]:
     margin = math.log1p(LEAST_MARGIN)
+    direction = Verdict.SLOWER if mean.mean > 0 else Verdict.FASTER
     if mean.count < 2:
         return Verdict.UNCLEAR, "one pair has no spread to judge it by"
     if adjusted <= LEVEL:
-        direction = Verdict.SLOWER if mean.mean > 0 else Verdict.FASTER
         return direction, f"relative to the reference, the interval lies wholly beyond {percent(LEAST_MARGIN)}"
+    if beyond(mean, margin) <= LEVEL:
+        return Verdict.UNCLEAR, by_chance(direction, cells)
     if -margin <= mean.low and mean.high <= margin:
         return Verdict.SAME, f"relative to the reference, the interval lies within ±{percent(LEAST_MARGIN)}"
     return (
@@ -167,20 +175,22 @@ def _memory_of(base: RunDocument, head: RunDocument, match: Matched, time: Compa
         both = [sizes for one, two in pairs if (sizes := both_peaks(quantity, one, two)) is not None]
         if not both or quantity.name == "step time":
             continue
-        judged = judge_memory(quantity.name, [one for one, _ in both], [two for _, two in both])
+        fewest = min(len(ours), len(theirs))
+        judged = judge_memory(quantity.name, [one for one, _ in both], [two for _, two in both], fewest)
         change = Change(judged.head / judged.base, None, None) if judged.base > 0 else None
         yield replace(
             Comparison(match.case, match.engine, time.label, quantity, judged.verdict, judged.reason, tags=time.tags),
             base=judged.base,
             head=judged.head,
             change=change,
-            pairs=min(len(ours), len(theirs)),
+            pairs=fewest,
             margin=judged.margin,
         )
 
 
 def _name(document: RunDocument) -> SideName:
-    git = document.git
+    """A run by the commit that its figures are of: head's, where it is a sitting of two sides."""
+    git = document.comparison.head.git if document.comparison else document.git
     return SideName(f"run {document.run_id}", git.commit if git else None, bool(git and git.dirty))
 
 

@@ -48,7 +48,7 @@ def verdicts_of(sittings: Sequence[Evidence]) -> list[Verdict]:
 def noise_floor(sittings: Sequence[Evidence]) -> float:
     """The change, as a fraction, that 95 % of these sittings of one commit against itself stay below (or the largest seen)."""
     changes = sorted(abs(mean_of((*sitting.sampling, *sitting.confirming)).mean) for sitting in sittings)
-    return math.expm1(changes[min(len(changes) - 1, math.ceil(COVERED * len(changes)) - 1)])
+    return math.expm1(changes[math.ceil(COVERED * len(changes)) - 1])
 
 
 def smallest_found(sittings: Sequence[Evidence]) -> float:
@@ -60,7 +60,7 @@ def smallest_found(sittings: Sequence[Evidence]) -> float:
         math.log1p(sitting.margin) + mean_of(sitting.sampling).half_width - mean_of(sitting.sampling).mean
         for sitting in sittings
     )
-    return math.expm1(needed[min(len(needed) - 1, math.ceil(FOUND * len(needed)) - 1)])
+    return math.expm1(needed[math.ceil(FOUND * len(needed)) - 1])
 
 
 def pair_spread(sittings: Sequence[Evidence]) -> float:

@@ -10,18 +10,22 @@ from dataclasses import dataclass
 
 from flowbench.judge.stats import CONFIDENCE, t_probability, t_quantile
 
-# The sign-flip test sums over all 2^n flips by halves of at most 2^15 sums; with more values, neighbours are averaged first.
+# The sign-flip test sums over all 2^n flips by halves of at most 2^15 sums; with more values, neighbours are added up first.
 _MOST_FLIPPED = 30
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of `count` independent values, and half the width of its t interval (infinite for a single value)."""
+    """The mean of `count` independent values, and half the width of its t interval of so many `degrees` of freedom.
+
+    A single value has no degrees of freedom, and an infinite width.
+    """
 
     mean: float
     half_width: float
     standard_error: float
     count: int
+    degrees: int
 
     @property
     def low(self) -> float:
@@ -39,9 +43,9 @@ def mean_of(values: Sequence[float], confidence: float = CONFIDENCE) -> Mean:
     _check(values)
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
-        return Mean(mean, math.inf, math.inf, 1)
-    error = statistics.stdev(values, mean) / math.sqrt(len(values))
-    return Mean(mean, t_quantile(confidence, len(values) - 1) * error, error, len(values))
+        return Mean(mean, math.inf, math.inf, 1, 0)
+    error, degrees = statistics.stdev(values, mean) / math.sqrt(len(values)), len(values) - 1
+    return Mean(mean, t_quantile(confidence, degrees) * error, error, len(values), degrees)
 
 
 def difference_of(first: Sequence[float], second: Sequence[float], confidence: float = CONFIDENCE) -> Mean:
@@ -53,12 +57,12 @@ def difference_of(first: Sequence[float], second: Sequence[float], confidence: f
     one, two = mean_of(first, confidence), mean_of(second, confidence)
     count = min(one.count, two.count)
     if count == 1:
-        return Mean(two.mean - one.mean, math.inf, math.inf, count)
+        return Mean(two.mean - one.mean, math.inf, math.inf, count, 0)
     squares = one.standard_error**2, two.standard_error**2
     error = math.sqrt(sum(squares))
     spread = squares[0] ** 2 / (one.count - 1) + squares[1] ** 2 / (two.count - 1)
     degrees = max(1, int(sum(squares) ** 2 / spread)) if spread > 0 else one.count + two.count - 2
-    return Mean(two.mean - one.mean, t_quantile(confidence, degrees) * error, error, count)
+    return Mean(two.mean - one.mean, t_quantile(confidence, degrees) * error, error, count, degrees)
 
 
 def beyond(mean: Mean, margin: float) -> float:
@@ -73,14 +77,14 @@ def beyond(mean: Mean, margin: float) -> float:
         return 1.0
     if mean.standard_error == 0:
         return 0.0
-    return 1 - t_probability(excess / mean.standard_error, mean.count - 1)
+    return 1 - t_probability(excess / mean.standard_error, mean.degrees)
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
     """The exact two-sided p of the sign-flip test: how many of the 2^n choices of signs give a sum at least as far from 0.
 
     Values are taken as symmetric about 0 under the null hypothesis, and as nothing else (Fisher's randomisation test for
-    pairs, "The Design of Experiments", 1935). Of more than 30 values, neighbours are averaged, which keeps it exact.
+    pairs, "The Design of Experiments", 1935). Of more than 30 values, neighbours are added up, which keeps it exact.
     """
     _check(values)
     while len(values) > _MOST_FLIPPED:

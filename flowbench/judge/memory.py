@@ -63,11 +63,13 @@ def both_peaks(
     return None if ours is None or theirs is None else (ours, theirs)
 
 
-def judge_memory(kind: MemoryKind, base_bytes: Sequence[int], head_bytes: Sequence[int]) -> MemoryJudgement:
+def judge_memory(
+    kind: MemoryKind, base_bytes: Sequence[int], head_bytes: Sequence[int], pairs: int | None = None
+) -> MemoryJudgement:
     """The judgement of one kind of peak, measured in pairs; ValueError where there are none.
 
     `larger` and `smaller` demand the same direction, by more than a step of granularity, in every pair; and two pairs, where
-    the system measured and not the allocator.
+    the system measured and not the allocator. `pairs` is how many they count as, where processes were put beside several.
     """
     if not base_bytes or len(base_bytes) != len(head_bytes):
         raise ValueError(
@@ -76,10 +78,11 @@ def judge_memory(kind: MemoryKind, base_bytes: Sequence[int], head_bytes: Sequen
     step = STEPS[kind]
     changes = [head - base for base, head in zip(base_bytes, head_bytes, strict=True)]
     base, head = statistics.median(base_bytes), statistics.median(head_bytes)
-    count = f"{len(changes)} pairs" if len(changes) > 1 else "the only pair"
+    pairs = len(changes) if pairs is None else pairs
+    count = f"{pairs} pairs" if pairs > 1 else "the only pair"
     verdict, reason = Verdict.UNCLEAR, f"the pairs disagree: from {min(changes):+,d} to {max(changes):+,d} bytes"
-    if len(changes) == 1 and kind in _FROM_OUTSIDE and abs(changes[0]) > step:
-        reason = f"{changes[0]:+,d} bytes in the only pair, which may differ so from start to start"
+    if pairs == 1 and kind in _FROM_OUTSIDE and max(map(abs, changes)) > step:
+        reason = f"{max(changes, key=abs):+,d} bytes in the only pair, which may differ so from start to start"
     elif all(change > step for change in changes):
         verdict, reason = Verdict.LARGER, f"larger in {count}, by {_range(changes)}"
     elif all(change < -step for change in changes):

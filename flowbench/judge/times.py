@@ -96,7 +96,7 @@ def _judge(cell: Evidence, mean: Mean, p: float, adjusted: float, cells: int) ->
             return so(Verdict.SAME, f"the interval lies within ±{percent(cell.margin)}")
         return so(Verdict.UNCLEAR, f"the interval neither lies within ±{percent(cell.margin)} nor wholly beyond")
     if adjusted > LEVEL:
-        return so(Verdict.UNCLEAR, f"it would look {direction} alone, but among {cells} cells one may by chance (Holm)")
+        return so(Verdict.UNCLEAR, by_chance(direction, cells))
     if flips > CHECK_LEVEL:
         return so(
             Verdict.UNCLEAR, f"it looks {direction}, but the exact sign-flip test does not agree (p = {flips:.2g})"
@@ -119,6 +119,11 @@ def _confirm(cell: Evidence, direction: Verdict, margin: float) -> tuple[Verdict
             True,
         )
     return Verdict.UNCLEAR, f"it looked {direction}, but {count} new pairs do not confirm it", False
+
+
+def by_chance(direction: Verdict, cells: int) -> str:
+    """Why a change that would count alone does not."""
+    return f"it would look {direction} alone, but among {cells} cells one may by chance (Holm)"
 
 
 def percent(fraction: float) -> str:

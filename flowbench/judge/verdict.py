@@ -69,7 +69,11 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Change:
-    """Head's value / base's: above 1, head takes more. `low` and `high`: the ends of its 95 % interval, None for one pair."""
+    """Head's value / base's: above 1, head takes more.
+
+    `low` and `high` are, of times, the ends of its 95 % interval, None for one pair; of memory the least and the most of all
+    pairs, None where there are no pairs.
+    """
 
     ratio: float
     low: float | None
@@ -205,12 +209,19 @@ class ComparisonSet:
 
     @property
     def exit_code(self) -> int:
-        """1 where something is worse, else what an exceeded limit asks for, else 2 where something was not judged, else 0."""
+        """1 where something is worse, else what an exceeded limit asks for, else 2 where something was not judged, else 0.
+
+        A sitting whose canary is flagged is 2: nothing of it counts.
+        """
+        if self.canary.state == "flagged":
+            return 2
         if any(comparison.verdict.is_regression for comparison in self.comparisons):
             return 1
-        exceeded = [limit.exit_code for limit in self.limits if limit.exit_code]
+        exceeded = [limit.exit_code for limit in self.limits if limit.kept is False]
         if exceeded:
             return min(exceeded)
+        if any(limit.kept is None for limit in self.limits):
+            return 2
         judged = any(comparison.verdict.is_judged for comparison in self.comparisons)
         open_ones = any(not (one.verdict.is_judged or one.verdict is Verdict.NEW) for one in self.comparisons)
         return 0 if judged and not open_ones else 2

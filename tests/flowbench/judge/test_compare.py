@@ -15,8 +15,8 @@ from flowbench.judge.memory import judge_memory
 from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, Verdict
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.gpu import GpuUse
-from flowbench.record.run import NotMeasured, RunDocument
-from flowbench.record.sample import Sample
+from flowbench.record.run import Git, NotMeasured, RunDocument
+from flowbench.record.sample import Memory, Sample
 from flowbench.report.facts import facts_of
 
 
@@ -79,6 +79,20 @@ def test_a_flagged_canary_makes_everything_unclear() -> None:
     assert {one.verdict for one in comparison.comparisons} == {Verdict.UNCLEAR}
     assert "it was: slower" in time_of(comparison).reason
     assert comparison.exit_code == 2
+    exceeded = LimitResult("*", "max_slowdown", "", 0.1, 0.05, False, 7, "exceeded")
+    assert dataclasses.replace(comparison, limits=(exceeded,)).exit_code == 2, "nothing of it counts"
+    failed = judge_document(sitting({"canary": 1.1}, spoiled={("head", CASE): "failed"}))
+    assert time_of(failed).verdict is Verdict.FAILED
+
+
+def test_a_canary_says_what_it_knows() -> None:
+    seen = judge_document(sitting(floors={f"flow-eager/{SMALL.key}": 0.02})).canary
+    assert seen.state == "clear"
+    assert seen.reason.endswith("shows +0.0% in 6 pairs, not for certain beyond ±2 %")
+    document = sitting()
+    once = tuple(sample for sample in document.samples if "canary" not in sample.cell or sample.pair == 0)
+    canary = judge_document(dataclasses.replace(document, samples=once)).canary
+    assert (canary.state, canary.reason.partition(" has ")[2]) == ("not measured", "a single pair, which tells nothing")
 
 
 @pytest.mark.parametrize("status", ["failed", "void"])
@@ -164,6 +178,19 @@ def test_a_context_on_a_gpu_where_a_rank_has_nothing_to_do_is_larger() -> None:
     assert (on_gpus[0].verdict, on_gpus[0].base, on_gpus[0].head) == (Verdict.LARGER, 0, 300 * MIB)
     assert on_gpus[1].verdict is Verdict.SAME
     assert comparison.exit_code == 1
+    clean = dataclasses.replace(
+        document, samples=tuple(with_uses(sample) for sample in document.samples if "base" in sample.cell)
+    )
+    clean = dataclasses.replace(
+        clean,
+        samples=tuple(
+            dataclasses.replace(sample, cell=sample.cell.replace("base", "head", 1)) for sample in clean.samples
+        ),
+    )
+    stray = dataclasses.replace(document, samples=tuple(map(with_uses, document.samples)))
+    compared = judge_documents(clean, stray)
+    (on_first,) = [one for one in compared.memory_of(time_of(compared)) if one.quantity.gpu == 0]
+    assert (on_first.verdict, on_first.base, on_first.change) == (Verdict.LARGER, 0, None)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +230,68 @@ def test_documents_are_compared_by_their_references() -> None:
     assert not slower.interleaved
 
 
+def test_what_one_cell_alone_would_show_is_told_where_there_are_more() -> None:
+    base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    barely = plain({"flow-eager": 101.47, "torch-eager": 120.0})
+    time = time_of(judge_documents(base, barely))
+    assert time.p is not None
+    assert 0.025 < time.p < 0.05
+    assert time.verdict is Verdict.SLOWER
+    assert time.change is not None
+    assert time.change.low is not None
+    assert time.change.low > 1.01
+    base = plain({"flow-eager": 100.0, "flow-graph": 100.0, "torch-eager": 120.0})
+    barely = plain({"flow-eager": 101.47, "flow-graph": 100.0, "torch-eager": 120.0})
+    time = time_of(judge_documents(base, barely))
+    assert time.verdict is Verdict.UNCLEAR
+    assert time.reason == "it would look slower alone, but among 2 cells one may by chance (Holm)"
+
+
+def test_two_pairs_are_judged_and_one_has_no_interval() -> None:
+    def change(pairs: int) -> Comparison:
+        base, head = (plain({"flow-eager": ms, "torch-eager": 120.0}, pairs) for ms in (100.0, 200.0))
+        return time_of(judge_documents(base, head))
+
+    one, two = change(1), change(2)
+    assert (one.verdict, two.verdict) == (Verdict.UNCLEAR, Verdict.SLOWER)
+    assert one.change is not None
+    assert two.change is not None
+    assert (one.change.low, one.change.high) == (None, None)
+    assert two.change.low is not None
+    assert two.change.low < two.change.ratio == pytest.approx(2)
+
+
+def test_memory_of_documents_counts_processes_not_combinations() -> None:
+    def peaks(base_pairs: int, head_pairs: int) -> dict[str, tuple[Verdict, str, int]]:
+        base = plain({"flow-eager": 100.0, "torch-eager": 120.0}, base_pairs)
+        head = plain({"flow-eager": 100.0, "torch-eager": 120.0}, head_pairs)
+        more = [
+            dataclasses.replace(rank, memory=Memory(300 * MIB, 1200 * MIB, 3000 * MIB, MIB))
+            for sample in head.samples
+            for rank in sample.ranks
+        ]
+        samples = [dataclasses.replace(sample, ranks=(rank,)) for sample, rank in zip(head.samples, more, strict=True)]
+        compared = judge_documents(base, dataclasses.replace(head, samples=tuple(samples)))
+        return {
+            one.quantity.name: (one.verdict, one.reason, one.pairs) for one in compared.memory_of(time_of(compared))
+        }
+
+    assert peaks(6, 1)["peak resident"] == (
+        Verdict.UNCLEAR, f"{2000 * MIB:+,d} bytes in the only pair, which may differ so from start to start", 1,
+    )  # fmt: skip
+    assert peaks(6, 1)["peak allocated"] == (Verdict.LARGER, f"larger in the only pair, by {200 * MIB:,d} bytes", 1)
+    assert peaks(3, 2)["peak resident"] == (Verdict.LARGER, f"larger in 2 pairs, by {2000 * MIB:,d} bytes", 2)
+
+
+def test_a_sitting_of_two_sides_stands_for_its_head() -> None:
+    ordinary = plain({"flow-eager": 100.0, "torch-eager": 120.0}, git=Git("a" * 40, "main", False))
+    for base, head in ((ordinary, sitting()), (sitting(), ordinary)):
+        compared = judge_documents(base, head)
+        labels = {compared.base.commit, compared.head.commit}
+        assert labels == {"a" * 40, "f" * 40}, "head's commit, whatever commit the harness was of"
+        assert time_of(compared).verdict is not Verdict.LOST
+
+
 @pytest.mark.parametrize(
     ("head", "said"),
     [
@@ -230,6 +319,23 @@ def test_documents_of_unlike_machines_are_not_comparable() -> None:
     assert comparison.differences == ("cpu_model: AMD EPYC / another",)
     assert all(one.verdict is Verdict.UNCLEAR and "not comparable" in one.tags for one in comparison.comparisons)
     assert comparison.exit_code == 2
+    lost = judge_documents(sitting(), dataclasses.replace(sitting(cases=(SMALL,)), machine=other.machine), force=True)
+    assert time_of(lost).verdict is Verdict.LOST, "also there"
+    assert time_of(lost).label == CASE.label
+
+
+def test_a_bad_cell_of_a_document_is_named() -> None:
+    good, failed = sitting(), sitting(spoiled={("head", CASE): "failed"})
+    for base, head, side in ((good, failed, "head"), (failed, good, "base")):
+        time = time_of(judge_documents(base, head))
+        assert (time.verdict, time.reason) == (Verdict.FAILED, f"{side}, pair 1: it is failed")
+
+
+def test_what_either_document_leaves_out_is_told_once() -> None:
+    both, one = NotMeasured("a", "in both"), NotMeasured("b", "in head alone")
+    base = plain({"flow-eager": 100.0}, not_measured=(both,))
+    head = plain({"flow-eager": 100.0}, not_measured=(both, one))
+    assert judge_documents(base, head).not_measured == (both, one)
 
 
 def test_a_cell_missing_in_one_document_is_lost_or_new() -> None:

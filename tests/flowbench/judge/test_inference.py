@@ -24,6 +24,10 @@ def test_known_intervals() -> None:
     error = math.sqrt(0.0002 / 2 + 0.0003 / 3)
     assert welch.mean == pytest.approx(0.10)
     assert welch.half_width == pytest.approx(t_quantile(0.95, 2) * error)  # Welch's 2.66 degrees, rounded down
+    unlike = inference.difference_of([0.0, 0.1, 0.2, 0.3], [0.5, 0.501, 0.502])
+    assert unlike.degrees == 3, "nearly all of the error is the first sample's"
+    assert inference.difference_of([0.5, 0.501, 0.502], [0.0, 0.1, 0.2, 0.3]).degrees == 3
+    assert inference.difference_of([0.5] * 3, [0.6] * 4).degrees == 5
 
 
 @pytest.mark.parametrize(("confidence", "degrees"), [(0.95, 1), (0.95, 9), (0.5, 4), (0.999, 30)])
@@ -31,13 +35,13 @@ def test_the_probability_is_the_inverse_of_the_quantile(confidence: float, degre
     assert t_probability(t_quantile(confidence, degrees), degrees) == pytest.approx(confidence)
 
 
-@given(VALUES)
-def test_p_is_small_where_the_interval_lies_beyond(values: list[float]) -> None:
-    mean = inference.mean_of(values)
-    p = inference.beyond(mean, 0.01)
-    wholly = mean.low > 0.01 or mean.high < -0.01
-    if abs(p - 0.05) > 1e-9:
-        assert (p < 0.05) == wholly
+@given(VALUES, VALUES)
+def test_p_is_small_where_the_interval_lies_beyond(values: list[float], others: list[float]) -> None:
+    for mean in (inference.mean_of(values), inference.difference_of(values, others)):
+        p = inference.beyond(mean, 0.01)
+        wholly = mean.low > 0.01 or mean.high < -0.01
+        if abs(p - 0.05) > 1e-9:
+            assert (p < 0.05) == wholly
     assert inference.beyond(inference.mean_of([5.0]), 0.01) == 1
 
 

@@ -41,6 +41,9 @@ def test_a_limit_holds_at_every_cell_it_matches_and_has_the_say_on_the_exit_code
     results = checked('[[limit]]\ncell = "*"\nmax_step_ms = 1\nexit_code = 7', comparison)
     assert len(results) == 2
     assert dataclasses.replace(comparison, limits=tuple(results)).exit_code == 7
+    unchecked = dataclasses.replace(results[0], measured=None, kept=None, exit_code=2)
+    assert dataclasses.replace(comparison, limits=(unchecked, *results)).exit_code == 7, "one is exceeded for certain"
+    assert dataclasses.replace(comparison, limits=(unchecked,)).exit_code == 2
     assert checked("", comparison) == []
 
 

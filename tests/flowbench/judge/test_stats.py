@@ -34,6 +34,10 @@ def test_one_pair_has_no_interval() -> None:
     assert ratio_of([(20.0, 10.0)]).interval is None
 
 
+def test_an_interval_says_something_where_its_ends_are_within_a_factor_of_two() -> None:
+    assert [stats.is_telling(*ends) for ends in ((1.5, 3.0), (1.5, 3.01), (0.5, 1.0), (0.5, 1.01))] == [True, False] * 2
+
+
 @pytest.mark.parametrize(
     ("confidence", "degrees", "expected"),
     [(0.95, 1, 12.706204736), (0.95, 2, 4.302652730), (0.95, 5, 2.570581836), (0.99, 9, 3.249835544), (0.9, 30, 1.697260887),
