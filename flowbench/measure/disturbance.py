@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+_STAT = Path("/proc/stat")
 
 # Below these, what others did does not show beside the spread of the measurement itself.
 BUSY_SHARE = 0.1
@@ -20,7 +22,7 @@ CLOCK_JUMPED_S = 2.0
 
 @dataclass(frozen=True)
 class Counters:
-    """The system's counters at one moment: seconds of CPU time busy and stolen, seconds of ours, pages swapped.
+    """The system's counters at one moment: seconds of CPU time busy and stolen of the cores to use, of ours, pages swapped.
 
     `wall_s` is of the clock that stands still while the machine sleeps, `awake_or_asleep_s` of the one that does not, and
     `time_of_day_s` of the one that can be set.
@@ -41,7 +43,7 @@ def read_counters() -> Counters:
         usage.ru_utime + usage.ru_stime
         for usage in (resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF))
     )
-    busy, stolen = _cpu_seconds()
+    busy, stolen = _cpu_seconds(_usable())
     now_s = time.monotonic()
     since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else now_s
     return Counters(now_s, busy, stolen, ours, _swapped_pages(), since_boot_s, time.time())
@@ -74,14 +76,23 @@ def disturbances(before: Counters, after: Counters, cores: int) -> Iterator[tupl
         yield "clock", f"the time of day was set by {jumped:+.0f} s: times of day are off here, durations are not"
 
 
-def _cpu_seconds() -> tuple[float, float]:
-    """Busy (user, nice, system, interrupts) and stolen seconds of all cores since boot: proc(5), /proc/stat."""
+def _usable() -> set[int]:
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _cpu_seconds(cores: Iterable[int]) -> tuple[float, float]:
+    """Busy (user, nice, system, interrupts) and stolen seconds since boot: proc(5), /proc/stat.
+
+    Of `cores`, those that may be used here, or of all where they are not told apart.
+    """
     try:
-        first = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        lines = [line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu")]
     except OSError:
         return 0.0, 0.0
-    ticks = os.sysconf("SC_CLK_TCK")
-    user, nice, system, _, _, interrupt, soft_interrupt, steal = (int(field) / ticks for field in first[1:9])
+    rows = {name: [int(field) / os.sysconf("SC_CLK_TCK") for field in fields[:8]] for name, *fields in lines}
+    names = [f"cpu{core}" for core in cores]
+    own = [rows[name] for name in names] if names and rows.keys() >= set(names) else [rows["cpu"]]
+    user, nice, system, _, _, interrupt, soft_interrupt, steal = (sum(column) for column in zip(*own, strict=True))
     return user + nice + system + interrupt + soft_interrupt, steal
 
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Watcher
-from flowbench.record.run import RunDocument
+from flowbench.record.run import Protocol, RunDocument
 from flowbench.record.sample import Sample
 
 # A terminal of fewer columns shows a shorter bar, and of a comparison not how many pairs may follow to confirm.
@@ -44,7 +44,7 @@ class ProgressDisplay(Watcher):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._document, self._prefix, self._every_s, self._clock = document, prefix, every_s, clock
-        self._steps = document.protocol.steps + document.protocol.warmup
+        self._steps = _steps_of(document.protocol)
         self._console = console or Console(stderr=True, highlight=False)
         self._live = self._console.is_terminal
         self._bar_width = 20 if self._console.width >= _WIDE else 10
@@ -132,6 +132,12 @@ class _TimeLeft(ProgressColumn):
     def render(self, task: Task) -> Text:
         left_s = task.fields["ends"] - task.get_time()
         return Text(f"{task.fields['most']} {duration(left_s)} left" if left_s >= 1 else "longer than thought")
+
+
+def _steps_of(protocol: Protocol) -> int:
+    """All steps of one process, those that do not count too."""
+    turns = math.ceil(protocol.steps / (protocol.steps_per_turn or protocol.steps))
+    return protocol.warmup + protocol.steps + turns * protocol.untimed_per_turn
 
 
 def duration(seconds: float) -> str:

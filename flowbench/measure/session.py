@@ -136,8 +136,10 @@ class Session:
         taken = tuple(_sample(turn, result, started, wall_s, gpus) for turn, result in zip(turns, results, strict=True))
         samples = _judged((*self.document.samples, *taken), self.document, first)
         findings, engines = self.document.findings, self.document.engines
+        left_behind = results[0].left_behind  # of all groups: nobody can tell whose it was
+        findings = (*findings, *self._round_findings(first, before, after, gpus, left_behind))
         for turn, result in zip(turns, results, strict=True):
-            findings = (*findings, *self._findings(turn, result, before, after), *self._gpu_findings(turn, gpus))
+            findings = (*findings, *self._findings(turn, result))
             engines = _versioned(engines, turn.cell, result.library_version)
         self.write(samples=samples, findings=findings, engines=engines)
         for sample in samples[-len(taken) :]:
@@ -152,10 +154,8 @@ class Session:
             launcher_options=protocol.launcher_options,
         )
 
-    def _findings(self, turn: Turn, result: GroupResult, before: Counters, after: Counters) -> Iterable[Finding]:
+    def _findings(self, turn: Turn, result: GroupResult) -> Iterable[Finding]:
         known = {(finding.message, finding.cell) for finding in self.document.findings}
-        for kind, message in disturbances(before, after, self.document.machine.usable_cores):
-            yield Finding(kind, message, turn.cell.key, turn.pair)
         for note in dict.fromkeys(result.notes):
             if (note, turn.cell.key) not in known:
                 yield Finding("remark", note, turn.cell.key, turn.pair)
@@ -163,15 +163,25 @@ class Session:
             for message in foreign_memory(rank):
                 if (message, turn.cell.key) not in known:
                     yield Finding(FOREIGN_MEMORY, message, turn.cell.key, turn.pair)
-        for command in result.left_behind:
-            message = f"the engine left a process running, it was ended: {command[:200]}"
-            yield Finding("left behind", message, turn.cell.key, turn.pair)
 
-    def _gpu_findings(self, turn: Turn, gpus: tuple[GpuConditions, ...]) -> Iterable[Finding]:
-        known = {finding.message for finding in self.document.findings if finding.pair == turn.pair}
+    def _round_findings(
+        self,
+        first: Turn,
+        before: Counters,
+        after: Counters,
+        gpus: tuple[GpuConditions, ...],
+        left_behind: Iterable[str],
+    ) -> Iterable[Finding]:
+        """What befell all turns that were measured together: told once, of the first."""
+        for kind, message in disturbances(before, after, self.document.machine.usable_cores):
+            yield Finding(kind, message, first.cell.key, first.pair)
+        known = {finding.message for finding in self.document.findings if finding.pair == first.pair}
         for kind, message in gpu_disturbances(gpus):
             if message not in known:  # a neighbour that stays is told once a round
-                yield Finding(kind, message, turn.cell.key, turn.pair)
+                yield Finding(kind, message, first.cell.key, first.pair)
+        for command in left_behind:
+            message = f"the engine left a process running, it was ended: {command[:200]}"
+            yield Finding("left behind", message, first.cell.key, first.pair)
 
     def over_wall_cap(self, share: float = 1.0) -> bool:
         """Whether no further round may begin: `share` of the cap has passed."""

@@ -11,11 +11,12 @@ import pytest
 
 from flowbench.judge.compare import judge_document
 from flowbench.judge.verdict import Verdict
-from flowbench.measure import comparison_session
+from flowbench.measure import comparison_session, session
 from flowbench.measure.comparison_session import ComparisonSession, Place
 from flowbench.measure.disturbance import Counters
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
+from flowbench.measure.rank_group import GroupResult
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Watcher
 from flowbench.record import store
@@ -75,9 +76,9 @@ def sitting(
 ) -> RunDocument:
     document = plan_comparison(request, (), Side("a", None), Side("b", None), {})
     document = replace(document, protocol=replace(document.protocol, wall_cap_s=470.0))
-    session = MadeUp(store.create(tmp_path, document), document, outcome, most_rounds, watcher or Listening())
-    session.run()
-    return session.document
+    made_up = MadeUp(store.create(tmp_path, document), document, outcome, most_rounds, watcher or Listening())
+    made_up.run()
+    return made_up.document
 
 
 def side(turn: Turn) -> str:
@@ -166,12 +167,29 @@ def test_an_engine_with_both_sides_keeps_its_case_open(tmp_path: Path) -> None:
 def test_a_round_that_the_machine_sleeps_through_again_and_again_closes_its_case(tmp_path: Path) -> None:
     document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {})
     path = store.create(tmp_path, document)
-    session = MadeUp(path, document, lambda turn: 10.0, 1000, Listening())
+    sitting = MadeUp(path, document, lambda turn: 10.0, 1000, Listening())
     readings = iter(range(0, 1000, 60))
-    session._counters = lambda: Counters(0, 0, 0, 0, 0, next(readings))
-    session.run()
-    assert session.document.samples == ()
-    assert session.measured == comparison_session._MOST_SLEEPS
-    assert session.document.comparison is not None
-    assert list(session.document.comparison.stopped.values()) == ["the machine slept through round 1 3 times"]
-    assert [finding.kind for finding in session.document.findings] == ["sleep"] * 3
+    sitting._counters = lambda: Counters(0, 0, 0, 0, 0, next(readings))
+    sitting.run()
+    assert sitting.document.samples == ()
+    assert sitting.measured == comparison_session._MOST_SLEEPS
+    assert sitting.document.comparison is not None
+    assert list(sitting.document.comparison.stopped.values()) == ["the machine slept through round 1 3 times"]
+    assert [finding.kind for finding in sitting.document.findings] == ["sleep"] * 3
+
+
+def test_what_disturbs_a_round_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {})
+    memory = Memory(None, None, 2**20, 2**20)
+    rank = RankSample(0, 1, "cpu", (), (10.0,) * 5, (1.0,) * 5, memory)
+    result = GroupResult((rank,), None, ("a remark",), None, ("python a child",))
+    monkeypatch.setattr(session, "run_in_turns", lambda jobs, *_: [result] * len(jobs))
+    readings = iter([Counters(0, 0, 0, 0, 0), Counters(1, 1000, 0, 0, 0)])
+    monkeypatch.setattr(session, "read_counters", lambda: next(readings))
+    sides = dict.fromkeys(("base", "head", "canary"), Place())
+    sitting = ComparisonSession(
+        store.create(tmp_path, document), document, sides, Listening(), lambda: Counters(0, 0, 0, 0, 0)
+    )
+    sitting._round(document.cases[0], 0)
+    kinds = Counter(finding.kind for finding in sitting.document.findings[len(document.findings) :])
+    assert kinds == {"other load": 1, "left behind": 1, "remark": len(document.cells)}

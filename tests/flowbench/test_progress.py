@@ -113,3 +113,12 @@ def test_where_many_sittings_run_without_a_terminal_a_line_comes_now_and_then(co
     ]
     assert heads == [" pair 1 of 6 (and up to 6 to confirm)", " pair 4 of 6 (and up to 6 to confirm)"]
     assert len(shown.file.getvalue().splitlines()) == 2 * (1 + len(comparison.cells))
+
+
+def test_a_round_is_done_with_its_last_step_those_that_do_not_count_too(comparison: RunDocument) -> None:
+    for untimed, per_turn, last in ((1, 2, 5), (1, 1, 6), (0, 1, 3), (0, None, 3)):
+        protocol = dataclasses.replace(comparison.protocol, untimed_per_turn=untimed, steps_per_turn=per_turn)
+        shown = Shown(dataclasses.replace(comparison, protocol=protocol), terminal=True)
+        shown.round(1, number=2)
+        shown.display.step(last)
+        assert shown.display._bar.tasks[0].completed == 2, (untimed, per_turn)
