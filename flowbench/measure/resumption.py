@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import flowbench
+from flowbench.cell import Case
 from flowbench.engine_registry import load_engine
 from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import comparison_of, matched_sides
@@ -84,10 +85,10 @@ def whole_rounds(document: RunDocument) -> RunDocument:
         for turn in turns
         if (turn.cell.key, turn.pair) not in done and turn.cell.key not in abandoned
     }
-    kept = tuple(s for s in document.samples if (document.by_key[s.cell].case, s.pair) not in broken)
-    left = len(document.samples) - len(kept)
+    whole = _without(document, broken)
+    left = len(document.samples) - len(whole.samples)
     note = Finding(RESUMED, f"{left} samples of unfinished rounds were measured anew", None, None)
-    return _reopened(replace(document, samples=kept, findings=(*document.findings, *([note] if left else []))))
+    return _reopened(replace(whole, findings=(*whole.findings, *([note] if left else []))))
 
 
 def whole_pairs(document: RunDocument) -> RunDocument:
@@ -102,9 +103,9 @@ def whole_pairs(document: RunDocument) -> RunDocument:
         if len(sides) == 2 and not bad & {cell.key for cell in sides}:
             ours, theirs = ({sample.pair for sample in document.samples_of(cell)} for cell in sides)
             half |= {(match.case, pair) for pair in ours ^ theirs}
-    kept = tuple(s for s in document.samples if (document.by_key[s.cell].case, s.pair) not in half)
-    rounds = len({(document.by_key[sample.cell].case, sample.pair) for sample in kept})
-    since = document.ending.finished or max((sample.started for sample in kept), default=document.created)
+    whole = _without(document, half)
+    rounds = len({(document.by_key[sample.cell].case, sample.pair) for sample in whole.samples})
+    since = document.ending.finished or max((sample.started for sample in whole.samples), default=document.created)
     message = (
         f"{rounds} rounds were measured until {since[:19]}, the others after a pause,"
         f" from {datetime.now(UTC).isoformat(timespec='seconds')[:19]} on (UTC)"
@@ -113,7 +114,21 @@ def whole_pairs(document: RunDocument) -> RunDocument:
     sampling = document.protocol.pairs - plan.confirmation_pairs
     again = {case.key for case, pair in half if pair < sampling}
     plan = replace(plan, stopped={key: why for key, why in plan.stopped.items() if key not in again})
-    return _reopened(replace(document, samples=kept, findings=(*document.findings, note), comparison=plan))
+    return _reopened(replace(whole, findings=(*whole.findings, note), comparison=plan))
+
+
+def _without(document: RunDocument, rounds: set[tuple[Case, int]]) -> RunDocument:
+    """The document without the samples of some rounds of cases, and without what was found in these."""
+    cases = {key: cell.case for key, cell in document.by_key.items()}
+    return replace(
+        document,
+        samples=tuple(one for one in document.samples if (cases[one.cell], one.pair) not in rounds),
+        findings=tuple(
+            one
+            for one in document.findings
+            if one.cell is None or one.pair is None or (cases[one.cell], one.pair) not in rounds
+        ),
+    )
 
 
 def _reopened(document: RunDocument) -> RunDocument:
@@ -135,6 +150,12 @@ def _conflicts(request: Request, document: RunDocument) -> Iterator[str]:
         ("input shapes", {request.image_shape} if request.image_shape else None, {c.input_shape[1:] for c in cells}),
         ("world sizes", set(request.world_sizes) or None, {cell.world_size for cell in cells}),
         ("ddp", {request.ddp} if request.ddp else None, {cell.ddp for cell in cells}),
+        (
+            "buffers broadcast",
+            None if request.broadcast_buffers is None else {request.broadcast_buffers},
+            {cell.broadcast_buffers for cell in cells},
+        ),
+        ("launcher options", request.launcher_options or None, protocol.launcher_options),
         ("device", {request.device} if request.device else None, {cell.device for cell in cells}),
         ("pairs", request.pairs, protocol.pairs - (plan.confirmation_pairs if plan else 0)),
     ]

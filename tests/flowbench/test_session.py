@@ -18,7 +18,7 @@ from flowbench.measure.session import Watcher, run_session
 from flowbench.record import machine, store
 from flowbench.record.document import read_document
 from flowbench.record.machine import read_git
-from flowbench.record.run import RunDocument
+from flowbench.record.run import Finding, RunDocument
 from flowbench.record.sample import Sample
 from flowbench.report import render
 
@@ -203,9 +203,20 @@ def test_a_presets_wall_cap_holds_unless_pairs_are_asked_for() -> None:
 
 def test_resuming_measures_what_is_missing_in_whole_rounds(tmp_path: Path) -> None:
     whole = measure(tmp_path, "toy-talks", "toy", pairs=3)
-    cut = dataclasses.replace(whole, samples=whole.samples[:3], ending=dataclasses.replace(whole.ending, how="running"))
+    cells = [cell.key for cell in whole.cells]
+    found = tuple(
+        Finding("other load", f"{cell} in {pair}", cell, pair) for cell, pair in [(cells[0], 0), (cells[0], 1)]
+    )
+    notes = (Finding("threads", "too many", None, None),)
+    cut = dataclasses.replace(
+        whole,
+        samples=whole.samples[:3],
+        findings=(*notes, *found),
+        ending=dataclasses.replace(whole.ending, how="running"),
+    )
     resumed = whole_rounds(cut)
     assert resumed.samples == whole.samples[:2]
+    assert resumed.findings[:-1] == (*notes, found[0]), "what was found in the round that is dropped goes with it"
     assert [finding.message for finding in resumed.findings if finding.kind == "resumed"] == [
         "1 samples of unfinished rounds were measured anew"
     ]
@@ -241,13 +252,18 @@ def test_resuming_elsewhere_is_refused_by_name(change: dict, named: str, tmp_pat
 
 def test_resuming_with_other_settings_is_refused_by_name() -> None:
     document = plan_run(Request(models=("linear",), engines=("toy",), reference="none", steps=7), ("test",))
-    check_resumable(document, Request(steps=7, engines=("toy",)), "run.json")
+    check_resumable(document, Request(steps=7, engines=("toy",), broadcast_buffers=True), "run.json")
     for request, said in [
         (Request(steps=8), "steps 7, asked for 8"),
         (Request(warmup=0), "warmup 3, asked for 0"),
         (Request(engines=("toy-talks", "toy")), "engines toy, asked for toy, toy-talks"),
         (Request(reference="toy"), "reference none, asked for toy"),
         (Request(image_shape=(1, 2, 3)), "input shapes (3, 224, 224), asked for (1, 2, 3)"),
+        (Request(broadcast_buffers=False), "buffers broadcast True, asked for False"),
+        (Request(launcher_options=("--host=a",)), "launcher options (), asked for ('--host=a',)"),
+        (Request(pairs=4), "pairs 3, asked for 4"),
+        (Request(world_sizes=(2,)), "world sizes 1, asked for 2"),
+        (Request(ddp=True), "ddp False, asked for True"),
     ]:
         with pytest.raises(FlowbenchError) as caught:
             check_resumable(document, request, "run.json")
