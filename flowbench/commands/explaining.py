@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,17 +20,19 @@ from flowbench.report.words import one_line
 def show(path: Path, pattern: str, keep: bool) -> str:
     """The text for one cell of the document at `path`; profiled now, on this machine, where the document has no profile of it.
 
-    With `keep` the new profile is written into the document. Raises FlowbenchError for a pattern that fits no cell, or several.
+    With `keep` the new profile is written into the document, which is held against other writers as long as that takes. Raises
+    FlowbenchError for a pattern that fits no cell, or several.
     """
+    from flowbench.record import store
+
     document = read_document(path)
     cells = _sides(document, pattern, str(path))
-    missing = [cell for cell in cells if document.profile_of(cell) is None]
-    if missing:
-        document = _profiled(document, missing, str(path))
-        if keep:
-            from flowbench.record import store
-
-            with store.held(path):
+    if any(document.profile_of(cell) is None for cell in cells):
+        with store.held(path) if keep else nullcontext():
+            document = read_document(path)  # as it is now that it is held
+            missing = [cell for cell in cells if document.profile_of(cell) is None]
+            document = _profiled(document, missing, str(path))
+            if keep:
                 store.replace(path, document)
     profiles = [profile for cell in cells if (profile := document.profile_of(cell)) is not None]
     lines = [line for cell, profile in zip(cells, profiles, strict=True) for line in profile_lines(cell, profile)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from flowbench.measure.bounding import bounded
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.profiling import profile_cell
 from flowbench.measure.wire import job_of
+from flowbench.record import store
 from flowbench.record.document import document_text, read_document
 from flowbench.record.profile import MOST_OPS, MOST_POINTS, MOST_TENSORS, Profile
-from flowbench.record.run import Ending, Git, RunDocument, Side, SidesCompared
+from flowbench.record.run import Ending, Finding, Git, RunDocument, Side, SidesCompared
 from flowbench.record.sample import Memory, RankSample, Sample
 from flowbench.report import profiles
 from flowbench.workload.data import make_weights
@@ -161,6 +163,35 @@ def test_a_cell_is_profiled_in_a_process_of_its_own_and_kept(
     ):
         with pytest.raises(FlowbenchError, match=said):
             explaining.show(path, pattern, keep=False)
+
+
+def test_a_profile_that_is_kept_overwrites_nothing_that_others_write(
+    document: RunDocument, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The profile takes a while: the document is held, and is the one that there is then."""
+    path = tmp_path / "run.json"
+    path.write_text(document_text(document))
+    later = replace(document, findings=(*document.findings, Finding("remark", "written meanwhile", None, None)))
+
+    def profiled(seen: RunDocument, cells: list[Cell], source: str) -> RunDocument:
+        with pytest.raises(FlowbenchError, match="another process is writing this run"), store.held(path):
+            pass
+        return replace(seen, profiles=tuple(side(cell.key, 3.0, 0) for cell in cells))
+
+    def held_late(path: Path) -> contextlib.AbstractContextManager[None]:
+        path.write_text(document_text(later))
+        return held(path)
+
+    held = store.held
+    with monkeypatch.context() as patch:
+        patch.setattr(explaining, "_profiled", profiled)
+        patch.setattr(
+            store, "held", lambda path: held_late(path) if not path.with_suffix(".lock").exists() else held(path)
+        )
+        explaining.show(path, "flow", keep=True)
+    kept = read_document(path)
+    assert kept.findings == later.findings
+    assert len(kept.profiles) == 1
 
 
 def test_an_old_document_is_not_explained_by_todays_code(document: RunDocument, tmp_path: Path) -> None:
