@@ -21,7 +21,7 @@ import flowbench
 from flowbench.commands.running import interruptible
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.false_alarms import LEAST_SITTINGS, noise_floor, pair_spread, rate_of, smallest_found, verdicts_of
-from flowbench.judge.times import Evidence, pair_log_ratio, percent
+from flowbench.judge.times import LEAST_PAIRS, Evidence, pair_log_ratio, percent
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.comparison_session import Place, run_comparison
 from flowbench.measure.plan import NO_REFERENCE, Request
@@ -137,6 +137,7 @@ def _sitting(document: RunDocument, places: dict[str, Place], load: bool, watche
     bad = next((sample for sample in measured.samples if sample.status != "ok"), None)
     if bad is not None:
         raise FlowbenchError(f"a sitting cannot be measured: {bad.cell}: {bad.error}")
+    _check_pairs(measured)
     first_confirming = measured.protocol.pairs - _confirming_rounds(measured)
     pairs = tuple(
         record.Pair(
@@ -148,6 +149,17 @@ def _sitting(document: RunDocument, places: dict[str, Place], load: bool, watche
         for sample in measured.samples
     )
     return record.AaSitting(started, monotonic() - began, os.getloadavg()[0], pairs)
+
+
+def _check_pairs(measured: RunDocument) -> None:
+    """Raise FlowbenchError for a sitting of so few pairs that it can show nothing."""
+    pairs = len({sample.pair for sample in measured.samples})
+    if pairs < LEAST_PAIRS:
+        why = "; ".join(measured.comparison.stopped.values()) if measured.comparison else ""
+        raise FlowbenchError(
+            f"a sitting came to {counted(pairs, 'pair')}, expected at least {LEAST_PAIRS} ({why}): give --pairs, which has"
+            " no cap, or a smaller cell"
+        )
 
 
 def _confirming_rounds(document: RunDocument) -> int:
@@ -214,11 +226,15 @@ def _competing(load: bool) -> Iterator[None]:
         thread.join()
 
 
+def load_command() -> list[str]:
+    """A process that computes for as long as this one lives, which may be killed outright."""
+    program = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(i * i for i in range(100_000))"
+    return [sys.executable, "-c", program, str(os.getpid())]
+
+
 def _compete(ended: threading.Event) -> None:
     while not ended.wait(random.uniform(*_LOAD_S)):
-        process = subprocess.Popen(
-            [sys.executable, "-c", "while True: sum(i * i for i in range(1000))"], env=child_environment()
-        )
+        process = subprocess.Popen(load_command(), env=child_environment())
         ended.wait(random.uniform(*_LOAD_S))
         process.kill()
         process.wait()

@@ -6,9 +6,12 @@ import dataclasses
 import json
 import re
 import subprocess
+import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flowbench import cli
@@ -20,7 +23,7 @@ from flowbench.measure.comparison_session import ComparisonSession, Place, cores
 from flowbench.measure.disturbance import Counters, disturbances, slept_s
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
-from flowbench.measure.processes import marked
+from flowbench.measure.processes import child_environment, marked
 from flowbench.measure.progress import ProgressDisplay
 from flowbench.measure.schedule import Turn
 from flowbench.record import aa, store
@@ -360,6 +363,45 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
     with pytest.raises(FlowbenchError, match="it keeps noise floors: delete it"):
         false_alarms.aa(request, 2, (0.5,), False, out, ())
     assert out.read_text() == whole, "that is said before a sitting is measured"
+
+
+def test_a_sitting_of_too_few_pairs_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {}, with_canary=False)
+    memory = Memory(None, None, 2**20, 2**20)
+
+    def cut_short(path: Path, document: RunDocument, places: object, watcher: object) -> RunDocument:
+        ranks = (RankSample(0, 1, "cpu", (), (10.0,) * 3, (1.0,) * 4, memory),)
+        samples = tuple(
+            Sample(cell.key, pair, 0, "2026-11-29T10:00:00Z", 300.0, "ok", None, None, ranks)
+            for cell in document.cells
+            for pair in range(2)
+        )
+        stopped = {document.cases[0].key: "the cap of 470 s was reached after 2 of 20 rounds"}
+        return dataclasses.replace(
+            document, samples=samples, comparison=dataclasses.replace(document.comparison, stopped=stopped)
+        )
+
+    monkeypatch.setattr(false_alarms, "run_comparison", cut_short)
+    with pytest.raises(
+        FlowbenchError, match=r"came to 2 pairs, expected at least 6 \(the cap of 470 s .*: give --pairs"
+    ):
+        false_alarms._sitting(document, {}, False, ProgressDisplay(document))
+
+
+def test_the_load_does_not_outlive_one_that_is_killed(wait: Callable[..., None]) -> None:
+    program = (
+        "import subprocess, time; from flowbench.commands.false_alarms import load_command;"
+        "print(subprocess.Popen(load_command()).pid, flush=True); time.sleep(1000)"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, env=child_environment(), text=True
+    )
+    assert parent.stdout is not None
+    load = psutil.Process(int(parent.stdout.readline()))
+    assert load.is_running()
+    parent.kill()
+    parent.communicate()
+    wait(lambda: not load.is_running() or load.status() == psutil.STATUS_ZOMBIE, "the end of the load")
 
 
 def test_a_noise_floor_of_few_sittings_is_none_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
