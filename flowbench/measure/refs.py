@@ -129,20 +129,29 @@ def _root(repository: Path) -> Path:
 def held_folder() -> Iterator[Path]:
     """A new folder in the cache, held by a lock, and removed with the worktrees in it; at the latest by the next process."""
     cache = _cache()
+    folder, lock = _new_folder(cache)
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=cache))
-        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR)
-    except OSError as error:
-        raise FlowbenchError(
-            f"cannot write {cache}: {error.strerror or error}; {room(error)}set XDG_CACHE_HOME to another folder"
-        ) from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         _sweep(cache, folder)
         yield folder
     finally:
         _remove(folder)
+        os.close(lock)
+
+
+def _new_folder(cache: Path) -> tuple[Path, int]:
+    """A folder and its lock, held; one that another process swept away before it was held is left to it."""
+    while True:
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            folder = Path(tempfile.mkdtemp(dir=cache))
+            lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR)
+        except OSError as error:
+            raise FlowbenchError(
+                f"cannot write {cache}: {error.strerror or error}; {room(error)}set XDG_CACHE_HOME to another folder"
+            ) from None
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / _LOCK).exists():
+            return folder, lock
         os.close(lock)
 
 

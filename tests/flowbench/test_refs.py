@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from flowbench.errors import FlowbenchError
-from flowbench.measure.refs import placed_copy, placed_sides
+from flowbench.measure import refs
+from flowbench.measure.refs import held_folder, placed_copy, placed_sides
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -147,6 +148,25 @@ def test_worktrees_that_a_killed_git_left_locked_are_forgotten(repository: Path,
     listed = git(repository, "worktree", "list", "--porcelain")
     assert str(cache) not in listed
     assert f"worktree {tmp_path / 'elsewhere'}\n" in listed  # someone else's, who may bring it back
+
+
+def test_a_folder_that_is_swept_before_it_is_held_is_made_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, swept = refs.fcntl.flock, []
+
+    def late(descriptor: int, how: int) -> None:
+        if (
+            how == refs.fcntl.LOCK_EX and not swept
+        ):  # another process comes between the making of the lock and its holding
+            swept.extend(cache.iterdir())
+            refs._sweep(cache, cache)
+        lock(descriptor, how)
+
+    monkeypatch.setattr(refs.fcntl, "flock", late)
+    with held_folder() as folder:
+        assert folder.is_dir()
+        assert len(swept) == 1
+        assert folder not in swept
+    assert list(cache.iterdir()) == []
 
 
 def test_a_folder_without_a_lock_is_removed_when_it_is_old(repository: Path, cache: Path) -> None:
