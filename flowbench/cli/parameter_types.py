@@ -10,7 +10,7 @@ import click
 
 
 class ManyValues(click.Command):
-    """A command without arguments, whose repeatable options also take several values: `--batch-size 4 2 1`."""
+    """A command whose repeatable options also take several values, `--batch-size 4 2 1`: arguments come before them."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         many = {name for p in self.params if isinstance(p, click.Option) and p.multiple for name in p.opts}

@@ -7,6 +7,7 @@ by the comparison.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -165,6 +166,13 @@ class _Git:
     def _done(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = ["git", "-C", str(self._directory), *arguments]
         try:
-            return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=600)
+            return subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=600,
+                env={**os.environ, "LC_ALL": "C"},  # its words are read, which it may translate
+            )
         except FileNotFoundError:
             raise FlowbenchError("git is not installed; flowbench bisect searches with it") from None
