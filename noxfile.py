@@ -27,6 +27,7 @@ STAMP = SHARED / "installed.json"
 OLDEST_PYTHON = (3, 11)
 CUDA_13_DRIVER = 580
 CUDA_12_DRIVER = 525
+NVIDIA_SMI_S = 60.0
 MOST_TEST_PROCESSES = 8  # a gigabyte each, and many tests start processes of their own
 
 nox.options.sessions = ["tests", "lint"]
@@ -158,11 +159,14 @@ def installed_python(session: nox.Session) -> str:
 
 
 def nvidia_driver() -> str | None:
-    """The version of the NVIDIA driver, such as `580.65.06`; None where no GPU answers."""
+    """The version of the NVIDIA driver, such as `580.65.06`; None where no GPU answers, within a minute."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=False)
+    except subprocess.TimeoutExpired:
+        return None
     lines = answer.stdout.split()
     return lines[0] if answer.returncode == 0 and lines else None
 
@@ -201,11 +205,11 @@ def create(session: nox.Session, python: Path) -> None:
             f" python{oldest} -m pip install nox && python{oldest} -m nox -s {session.name}"
         )
     if python.exists():
-        ask = [str(python), "-c", "import sys; print(*sys.version_info[:2])"]
+        ask = [str(python), "-c", "import pip, sys; print(*sys.version_info[:2])"]  # pip comes last into it
         answer = subprocess.run(ask, capture_output=True, text=True, check=False)
         if answer.stdout.split() == [str(number) for number in version]:
             return
-        session.log("the shared environment is of another Python: it is made anew")
+        session.log("the shared environment is of another Python, or only half made: it is made anew")
     session.run(sys.executable, "-m", "venv", "--clear", str(SHARED), external=True)
 
 

@@ -172,6 +172,7 @@ class Sittings:
         return self._sittings[request]
 
     def _request(self, marker: pytest.Mark) -> Request:
+        from flowbench.codec import CodecError, decode
         from flowbench.measure.plan import Request
 
         words = [field.name for field in dataclasses.fields(Request)]
@@ -181,13 +182,19 @@ class Sittings:
                 f"mark {MARKER}: {', '.join(unknown)} was given, expected keywords out of {', '.join(words)}"
             )
         asked: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in marker.kwargs.items()
+            name: list(value) if isinstance(value, tuple) else value for name, value in marker.kwargs.items()
         }
         options = {
             name: self._config.getoption(f"flowbench_{name}")
             for name in ("steps", "warmup", "pairs", "threads", "device")
         }
-        return Request(**(asked | {name: value for name, value in options.items() if value is not None}))
+        asked |= {name: value for name, value in options.items() if value is not None}
+        try:
+            return decode(Request, asked)
+        except CodecError as error:
+            raise FlowbenchError(
+                f"mark {MARKER}: {error.path.removeprefix('$.')} was given {error.given}, expected {error.expected}"
+            ) from None
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Name the run documents, and what is missing in them."""

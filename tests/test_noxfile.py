@@ -179,6 +179,23 @@ def test_an_environment_of_another_python_is_made_anew(checkout: Path) -> None:
     assert session.commands == [(sys.executable, "-m", "venv", "--clear", str(noxfile.SHARED))]
 
 
+def test_an_environment_that_was_only_half_made_is_made_anew(checkout: Path) -> None:
+    """Killed between its Python and its pip."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(noxfile.SHARED)], check=True)
+    python = noxfile.SHARED / "bin" / "python"
+    session = Session()
+    noxfile.create(session, python)
+    assert session.commands == [(sys.executable, "-m", "venv", "--clear", str(noxfile.SHARED))]
+
+
+def test_a_driver_that_does_not_answer_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 60\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(noxfile, "NVIDIA_SMI_S", 0.1)
+    assert noxfile.nvidia_driver() is None
+
+
 def test_an_old_python_is_told_the_way_out(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noxfile, "OLDEST_PYTHON", (9, 1))
     with pytest.raises(RuntimeError, match=r"python9\.1 -m pip install nox"):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal
 
 import flowbench
-from flowbench.cell import Case, Cell, Device
+from flowbench.cell import Case, Cell, Count, Device
+from flowbench.codec import CodecError
 from flowbench.engine import Engine
 from flowbench.engine_registry import ask, device_refusal, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
@@ -19,6 +20,7 @@ from flowbench.measure.launchers import find_launcher
 from flowbench.measure.schedule import ORDER
 from flowbench.presets import Preset, RankGrid, default_preset, find_preset
 from flowbench.record import machine as fingerprint
+from flowbench.record.quantities import Index, Seconds
 from flowbench.record.run import Ending, Finding, Machine, NotMeasured, Protocol, RunDocument
 from flowbench.record.run import Engine as EngineRecord
 from flowbench.record.store import new_run_id
@@ -41,22 +43,26 @@ class Request:
     engines: tuple[str, ...] = ()
     reference: str | None = None
     models: tuple[str, ...] = ()
-    batch_sizes: tuple[int, ...] = ()
-    image_shape: tuple[int, int, int] | None = None
-    steps: int | None = None
-    warmup: int | None = None
-    pairs: int | None = None
-    threads: int | None = None
-    seed: int | None = None
-    timeout_s: float | None = None
-    wall_cap_s: float | None = None
+    batch_sizes: tuple[Count, ...] = ()
+    image_shape: tuple[Count, Count, Count] | None = None
+    steps: Count | None = None
+    warmup: Index | None = None
+    pairs: Count | None = None
+    threads: Count | None = None
+    seed: Index | None = None
+    timeout_s: Seconds | None = None
+    wall_cap_s: Seconds | None = None
     device: Device | None = None
-    gpu_memory_limit_bytes: int | None = None
-    world_sizes: tuple[int, ...] = ()
+    gpu_memory_limit_bytes: Count | None = None
+    world_sizes: tuple[Count, ...] = ()
     ddp: bool | None = None
     broadcast_buffers: bool | None = None
     launcher: str | None = None
     launcher_options: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.image_shape is not None and len(self.image_shape) != 3:
+            raise CodecError("$.image_shape", f"{len(self.image_shape)} numbers", "three: channels, height, width")
 
 
 def plan_run(request: Request, command: Sequence[str]) -> RunDocument:

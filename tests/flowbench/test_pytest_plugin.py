@@ -152,6 +152,11 @@ def test_an_engine_that_is_not_there_is_named(suite: pytest.Pytester) -> None:
         ),
         ('@pytest.mark.flowbench(models=["linaer"])', "*unknown model 'linaer': did you mean 'linear'*"),
         ('@pytest.mark.flowbench("linear")', "*mark flowbench: 'linear' was given*"),
+        ('@pytest.mark.flowbench(models="linear")', "*mark flowbench: models was given 'linear', expected a list"),
+        ("@pytest.mark.flowbench(batch_sizes=(4, 0))", "*batch_sizes[[]1] was given 0, expected at least 1"),
+        ('@pytest.mark.flowbench(threads="2")', "*threads was given '2', expected a whole number"),
+        ("@pytest.mark.flowbench(image_shape=(3, 4))", "*image_shape was given 2 numbers, expected three: channels, *"),
+        ('@pytest.mark.flowbench(device="tpu")', "*device was given 'tpu', expected one of 'cpu', 'cuda'"),
     ],
 )
 def test_a_wrong_marker_is_an_error_in_one_line(suite: pytest.Pytester, line: str, said: str) -> None:
@@ -159,6 +164,15 @@ def test_a_wrong_marker_is_an_error_in_one_line(suite: pytest.Pytester, line: st
     result = run(suite)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([said])
+    assert "Traceback" not in result.stdout.str()
+
+
+@pytest.mark.parametrize("pairs", [0, -1])
+def test_an_option_that_cannot_be_is_an_error_in_one_line(suite: pytest.Pytester, pairs: int) -> None:
+    suite.makepyfile(test_suite=SUITE.format(engines='"quick"'))
+    result = run(suite, f"--flowbench-pairs={pairs}")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"*mark flowbench: pairs was given {pairs}, expected at least 1"])
     assert "Traceback" not in result.stdout.str()
 
 
