@@ -17,13 +17,17 @@ _REPO = click.option("--repo", "repository", required=True, metavar="OWNER/NAME"
 @_REPO
 @click.option("--run-id", type=click.IntRange(min=1), required=True, help="The workflow run that made the artifact.")
 @click.option("--author", default="github-actions[bot]", show_default=True, help="Whose comments are ours.")
-@click.option("--check", is_flag=True, help="Also write a check: failed where something is worse.")
+@click.option("--limits", type=click.Path(path_type=Path), metavar="FILE",
+              help="Thresholds by cell. Default: flowbench.toml where you are, if there is one.")  # fmt: skip
+@click.option("--check", is_flag=True, help="Also write a check: failed where something is worse, or a limit exceeded.")
 @click.option("--dry-run", is_flag=True, help="Print the comment; post nothing.")
-def comment(artifact: Path, repository: str, run_id: int, author: str, check: bool, dry_run: bool) -> None:
+def comment(
+    artifact: Path, repository: str, run_id: int, author: str, limits: Path | None, check: bool, dry_run: bool
+) -> None:
     """Post a run's report on the pull request it belongs to, as the one comment that is kept up to date."""
     from flowbench.commands import commenting
 
-    say(commenting.comment(artifact, repository, run_id, author=author, check=check, dry_run=dry_run))
+    say(commenting.comment(artifact, repository, run_id, author=author, limits=limits, check=check, dry_run=dry_run))
 
 
 @click.command()

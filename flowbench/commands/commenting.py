@@ -9,14 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flowbench.commands.limits import limits_text
 from flowbench.errors import FlowbenchError
 from flowbench.github.api import Api, ApiError
 from flowbench.github.artifact import read_artifact
 from flowbench.github.comment import judged, text_of
 from flowbench.github.post import AUTHOR, others_may_post, post
 from flowbench.github.trust import Subject, subject_of
+from flowbench.judge.limits import parse_limits
+from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.quantities import instant
-from flowbench.record.run import RunDocument
 
 _REQUEST = re.compile(r"/bench(?:[ \t]+([0-9a-fA-F]{40}))?[ \t]*")
 _MAY_ASK = ("admin", "maintain", "write")
@@ -28,6 +30,7 @@ def comment(
     repository: str,
     run_id: int,
     *,
+    limits: Path | None = None,
     dry_run: bool = False,
     check: bool = False,
     author: str = AUTHOR,
@@ -36,19 +39,22 @@ def comment(
 ) -> str:
     """Post the report of `artifact`, which run `run_id` made; returns what was done, in a line (with `dry_run`, the comment).
 
-    Raises FlowbenchError where nothing may be posted. Where the token may not comment, the report goes to the job's summary.
+    `limits` are a file of the job's, never the artifact's. Raises FlowbenchError where nothing may be posted. Where the token
+    may not comment, the report goes to the job's summary.
     """
+    limits_here = limits_text(limits)
+    checked = parse_limits(*limits_here) if limits_here is not None else ()
     document = read_artifact(artifact)
     api = api or client(environment)
     subject = subject_of(api, repository, run_id, document)
-    body = text_of(subject, document)
+    body = text_of(subject, document, checked)
     if dry_run:
         return body
     where = f"pull request #{subject.number} of {repository}"
     try:
         posted = post(api, subject, body, author=author, others_may_post=others_may_post(api, repository, subject))
         if check:
-            _check(api, repository, subject, document)
+            _check(api, repository, subject, judged(document, checked))
     except ApiError as error:
         summary = _write_summary(body, environment)
         if error.status != 403:
@@ -101,12 +107,14 @@ def client(environment: Mapping[str, str]) -> Api:
     return Api(token, environment.get("GITHUB_API_URL", "https://api.github.com"))
 
 
-def _check(api: Api, repository: str, subject: Subject, document: RunDocument) -> None:
-    """A check on the measured commit: failed where something is worse, neutral where it could not be judged."""
-    verdicts = judged(document)
+def _check(api: Api, repository: str, subject: Subject, verdicts: ComparisonSet | None) -> None:
+    """A check on the measured commit: failed where something is worse or a limit exceeded, neutral where nobody can tell."""
     conclusion = {0: "success", 1: "failure"}.get(verdicts.exit_code if verdicts else 2, "neutral")
+    if verdicts and any(limit.kept is False for limit in verdicts.limits):
+        conclusion = "failure"
     repo = api.repository(repository)
-    output = {"title": f"bench: {conclusion}", "summary": f"see the comment on #{subject.number}"}
+    title = {"failure": "failed", "success": "passed"}.get(conclusion, "not judged")
+    output = {"title": f"bench: {title}", "summary": f"see the comment on #{subject.number}"}
     api.write(
         "write the check",
         lambda: repo.create_check_run(

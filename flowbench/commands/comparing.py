@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 import flowbench
+from flowbench.commands.limits import limits_text as read_limits
 from flowbench.commands.running import OUT, check_place, interruptible, write_reports
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document, matched_sides
@@ -33,7 +34,6 @@ from flowbench.record.run import RunDocument, Side
 from flowbench.report import profiles
 from flowbench.report.words import counted, one_line
 
-LIMITS = "flowbench.toml"
 _MOST_REASONS = 5
 
 # The repository whose refs are compared: the one this harness is part of.
@@ -58,7 +58,7 @@ def compare(
     stopped: it is gone on with. `unclear_exit_code` is the status
     where nothing but an `unclear` keeps it from 0.
     """
-    limits_text = _limits_text(limits)
+    limits_text = read_limits(limits)
     if limits_text is not None:  # before anything is measured
         taken = {limit.exit_code for limit in parse_limits(*limits_text)}
         if unclear_exit_code in taken - {1}:
@@ -253,17 +253,6 @@ def _compare_documents(
     comparison = _limited(comparison, limits_text)
     text = render(other, "console", comparison=comparison, style=style).rstrip("\n")
     return comparison, "\n".join([text, *why(comparison)])
-
-
-def _limits_text(given: Path | None) -> tuple[str, str] | None:
-    """The text of the limits and the name of their file; None where there are none."""
-    path = given or Path(LIMITS)
-    if given is None and not path.exists():
-        return None
-    try:
-        return path.read_text(encoding="utf-8"), str(path)
-    except (OSError, UnicodeDecodeError) as error:
-        raise FlowbenchError(f"{path}: {getattr(error, 'strerror', None) or error}, expected limits in TOML") from None
 
 
 def _limited(comparison: ComparisonSet, limits_text: tuple[str, str] | None) -> ComparisonSet:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Sequence
 
 from flowbench.github.trust import Subject
 from flowbench.judge.compare import judge_document
+from flowbench.judge.limits import Limit, results_of
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.record.run import RunDocument
 from flowbench.report import profiles, render
@@ -15,7 +18,7 @@ _MARKER = re.compile(r"<!-- flowbench run=(\d{1,20}) -->\n")
 _TRUST = "<sub>Measured by code of this pull request, which can fake its own numbers; the verdict was computed from them.</sub>"
 
 
-def text_of(subject: Subject, document: RunDocument) -> str:
+def text_of(subject: Subject, document: RunDocument, limits: Sequence[Limit] = ()) -> str:
     """The comment for `document`, judged here; the artifact's own words of a verdict are not asked for."""
     head = [f"<!-- flowbench run={subject.run_id} -->\n"]
     if subject.is_stale:
@@ -23,7 +26,7 @@ def text_of(subject: Subject, document: RunDocument) -> str:
             f"**Stale:** measured at {subject.commit[:10]}; the pull request stands at {subject.head[:10]} since.\n\n"
         )
     tail = f"\n{_TRUST}\n"
-    body = _report(document)
+    body = _report(document, limits)
     room = MOST_CHARACTERS - len("".join(head)) - len(tail)
     changed = _what_changed(document)
     if len(body) + len(changed) <= room:
@@ -40,13 +43,16 @@ def run_of(body: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def judged(document: RunDocument) -> ComparisonSet | None:
-    """The verdicts of a document of two sides, from its samples alone; None for one of a single side."""
-    return judge_document(document) if document.comparison is not None else None
+def judged(document: RunDocument, limits: Sequence[Limit] = ()) -> ComparisonSet | None:
+    """The verdicts of a document of two sides, from its samples alone, and `limits`; None for one of a single side."""
+    if document.comparison is None:
+        return None
+    comparison = judge_document(document)
+    return dataclasses.replace(comparison, limits=results_of(limits, comparison))
 
 
-def _report(document: RunDocument) -> str:
-    return render(document, "markdown", comparison=judged(document))
+def _report(document: RunDocument, limits: Sequence[Limit]) -> str:
+    return render(document, "markdown", comparison=judged(document, limits))
 
 
 def _what_changed(document: RunDocument) -> str:

@@ -66,12 +66,23 @@ def parse_limits(text: str, source: str) -> tuple[Limit, ...]:
 def check_limits(limits: Sequence[Limit], comparison: ComparisonSet, source: str) -> tuple[LimitResult, ...]:
     """Every limit at every cell it matches; FlowbenchError for a pattern that matches none."""
     check_patterns(limits, [cell_name(time.engine, time.case) for time in comparison.times], source)
+    return results_of(limits, comparison)
+
+
+def results_of(limits: Sequence[Limit], comparison: ComparisonSet) -> tuple[LimitResult, ...]:
+    """Every limit at every cell it matches; one that matches none is a result that could not be checked."""
     results: list[LimitResult] = []
     for limit in limits:
-        for time in comparison.times:
-            if not fnmatch.fnmatchcase(cell_name(time.engine, time.case), limit.pattern):
-                continue
-            results += [_check(limit, name, time, comparison) for name in limit.thresholds]
+        times = [t for t in comparison.times if fnmatch.fnmatchcase(cell_name(t.engine, t.case), limit.pattern)]
+        results += [_check(limit, name, time, comparison) for time in times for name in limit.thresholds]
+        if not times:
+            results += [
+                LimitResult(
+                    limit.pattern, name, limit.pattern, None, allowed, None, 2,
+                    f"{limit.pattern}: no such cell was measured, so {name} = {allowed:g} cannot be checked",
+                )
+                for name, allowed in limit.thresholds.items()
+            ]  # fmt: skip
     return tuple(results)
 
 

@@ -242,6 +242,34 @@ def test_a_comparison_is_judged_anew_and_says_what_changed(bot: Bot, comparison:
     assert check["conclusion"] == "failure"
 
 
+def test_limits_are_those_of_the_job_and_a_check_fails_on_one_that_is_exceeded(
+    bot: Bot, comparison: RunDocument, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = bot.artifact(comparison)
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "flowbench.toml"  # taken without being named
+    own.write_text('[[limit]]\ncell = "flow-eager/*"\nmax_step_ms = 700\nexit_code = 3\n')
+    assert "Limit: " in bot(path=path, dry_run=True)
+    kept = tmp_path / "kept.toml"
+    kept.write_text(
+        '[[limit]]\ncell = "flow-eager/*"\nmax_step_ms = 800\n[[limit]]\ncell = "other/*"\nmax_step_ms = 7\n'
+    )
+    body = bot(path=path, dry_run=True, limits=kept)
+    assert "max_step_ms = 800: kept" in body
+    assert "other/*: no such cell was measured, so max_step_ms = 7 cannot be checked" in body
+    with pytest.raises(FlowbenchError, match=r"none.toml: No such file or directory, expected limits in TOML"):
+        bot(path=path, limits=tmp_path / "none.toml")
+    own.write_text('[[limit]]\ncell = "flow-eager/*"\nmax_step_ms = 700\nexit_code = 3\n')
+    alike = (replace(one.ranks[0], steps_ms=(500 + 0.1 * (one.pair % 3),)) for one in comparison.samples)
+    samples = [replace(one, ranks=(rank,)) for one, rank in zip(comparison.samples, alike, strict=True)]
+    same = replace(comparison, samples=tuple(samples))
+    bot(path=bot.artifact(same), check=True)
+    own.write_text('[[limit]]\ncell = "flow-eager/*"\nmax_step_ms = 400\nexit_code = 3\n')
+    bot(path=bot.artifact(same), check=True)
+    found = [(check["conclusion"], check["output"]["title"]) for check in bot.github.checks]
+    assert found == [("success", "bench: passed"), ("failure", "bench: failed")]
+
+
 def test_hostile_artifacts_post_nothing(bot: Bot, tmp_path: Path) -> None:
     path = tmp_path / "odd.json"
     path.write_text("{}")
@@ -255,7 +283,7 @@ def test_a_long_report_is_cut_and_says_so(bot: Bot, document: RunDocument) -> No
 
     subject = Subject(None, 12, SHA, SHA, 77)
     report = comment._report
-    comment._report = lambda document: "x" * 100_000
+    comment._report = lambda document, limits: "x" * 100_000
     try:
         text = comment.text_of(subject, document)
     finally:
