@@ -109,9 +109,8 @@ def client(environment: Mapping[str, str]) -> Api:
 
 def _check(api: Api, repository: str, subject: Subject, verdicts: ComparisonSet | None) -> None:
     """A check on the measured commit: failed where something is worse or a limit exceeded, neutral where nobody can tell."""
-    conclusion = {0: "success", 1: "failure"}.get(verdicts.exit_code if verdicts else 2, "neutral")
-    if verdicts and any(limit.kept is False for limit in verdicts.limits):
-        conclusion = "failure"
+    # 1 and the exit codes of limits say that something is worse, 2 that nobody can tell.
+    conclusion = {0: "success", 2: "neutral"}.get(verdicts.exit_code if verdicts else 2, "failure")
     repo = api.repository(repository)
     title = {"failure": "failed", "success": "passed"}.get(conclusion, "not judged")
     output = {"title": f"bench: {title}", "summary": f"see the comment on #{subject.number}"}
