@@ -8,6 +8,9 @@ from typing import Any
 from framework.distributed.groups import Group
 from framework.distributed.world import world
 
+# How long the values are kept for a rank that does not read them; one that has ended never will.
+_READ_S = 5.0
+
 
 def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
     """The values of all ranks, in their order. Raises DistributedError that names those that do not come in time."""
@@ -44,9 +47,17 @@ def _key(group: Group) -> str:
 
 
 def _forget(group: Group, key: str, keys: list[str]) -> None:
-    """The last rank that has read the values takes them out of the store, which otherwise would grow."""
-    store = group.world.store
-    if store.add(f"{key}/read", 1) == group.size:
+    """Takes the values out of the store, which otherwise would grow, once all have read them.
+
+    The rank that keeps the store waits for that: it may end after this call, and the store with it.
+    """
+    store, keeper = group.world.store, 0
+    count = store.add(f"{key}/read", 1)
+    if keeper in group.ranks:
+        is_last = group.world.rank == keeper and store.wait_for_count(f"{key}/read", group.size, _READ_S)
+    else:
+        is_last = count == group.size
+    if is_last:
         for name in [*keys, f"{key}/read"]:
             store.delete(name)
 

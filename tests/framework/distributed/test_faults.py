@@ -259,3 +259,20 @@ told(TypeError, lambda: dist.all_gather_object({"a": object()}))
     assert len(lines) == len(wanted), said
     for line, words in zip(lines, wanted, strict=True):
         assert words in line
+
+
+def test_rank_0_may_end_after_an_exchange_before_the_others_have_read_it() -> None:
+    said = run(
+        """
+from framework.distributed.store import Store
+dist.init_process_group(timeout=60)
+rank = dist.get_rank()
+if rank == 1:
+    read = Store.get
+    Store.get = lambda self, *arguments: (time.sleep(0.5), read(self, *arguments))[1]
+print(dist.all_gather_object(rank), dist.broadcast_object(rank, src=0), flush=True)
+os._exit(0)
+""",
+        2,
+    )
+    assert said == ["[0, 1] 0\n"] * 2
