@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from flowbench.judge.inference import binomial_interval
@@ -82,8 +83,9 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
             f"logical ones usable), {machine.memory_bytes / 1024**3:.1f} GiB"
         ),
     )
-    for gpu in machine.gpus:
-        yield "GPU", f"{gpu.name}, {gpu.memory_bytes / 1024**3:.1f} GiB, driver {machine.gpu_driver or 'unknown'}"
+    cards = Counter(f"{gpu.name}, {gpu.memory_bytes / 1024**3:.1f} GiB" for gpu in machine.gpus)
+    for card, number in cards.items():
+        yield "GPU", f"{f'{number} × ' if number > 1 else ''}{card}, driver {machine.gpu_driver or 'unknown'}"
     for index, text in gpu_conditions(document):
         yield f"GPU {index} while measured", text
     yield "system", f"{machine.system}, {machine.architecture}, Python {machine.python}"
