@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.judge.explanation import explain, worse_cells
 from flowbench.measure.bounding import bounded
 from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.processes import marked, measuring_environment
 from flowbench.measure.profiling import profile_cell
 from flowbench.measure.wire import job_of
 from flowbench.record import store
@@ -199,6 +203,17 @@ def test_an_old_document_is_not_explained_by_todays_code(document: RunDocument, 
     path.write_text(document_text(replace(document, machine=replace(document.machine, cpu_model="Another"))))
     with pytest.raises(FlowbenchError, match="machine's cpu_model: Another / "):
         explaining.show(path, "flow", keep=False)
+
+
+def test_a_profile_leaves_the_processes_of_a_run_in_progress_alone(document: RunDocument) -> None:
+    environment = measuring_environment(document.run_id, 1)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], env=environment) as of_the_run:
+        try:
+            profile_cell(job_of(document, document.cells[0]), document.run_id)
+            assert of_the_run.poll() is None
+        finally:
+            of_the_run.kill()
+    assert not marked(f"{document.run_id} profiled by {os.getpid()}")
 
 
 def test_a_cell_that_fails_is_said(document: RunDocument) -> None:
