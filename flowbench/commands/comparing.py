@@ -146,6 +146,10 @@ def measured(
     except KeyboardInterrupt:
         if path is None:
             raise Interrupted("interrupted before anything was measured") from None
+        if document.ending.how != "running":
+            raise Interrupted(
+                f"interrupted; all was measured, only profiles are missing: flowbench compare {path} judges it"
+            ) from None
         raise Interrupted(
             f"interrupted; what was measured is in {path}: flowbench compare {path} judges it,"
             f" flowbench compare --resume {path} goes on"

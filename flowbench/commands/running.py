@@ -51,6 +51,8 @@ def run(request: Request, resume: Path | None, out: Path | None, command: Sequen
     except KeyboardInterrupt:
         if path is None:
             raise Interrupted("interrupted before anything was measured") from None
+        if document.ending.how == "complete":
+            raise Interrupted(f"interrupted; all was measured, see it with: flowbench report {path}") from None
         raise Interrupted(
             f"interrupted; what was measured is in {path}, go on with: flowbench run --resume {path}"
         ) from None

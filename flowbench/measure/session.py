@@ -111,8 +111,9 @@ class Session:
         reached = {sample.cell for sample in self.document.samples}
         unreached = dict.fromkeys(turn.cell for turn in turns if turn.cell.key not in reached)
         left_out = tuple(NotMeasured(cell.label, f"{UNREACHED}: {reason or how}") for cell in unreached)
+        before = tuple(one for one in self.document.not_measured if not one.reason.startswith(UNREACHED))
         finished = datetime.now(UTC).isoformat(timespec="seconds")
-        self.write(not_measured=(*self.document.not_measured, *left_out), ending=Ending(how, finished, reason))
+        self.write(not_measured=(*before, *left_out), ending=Ending(how, finished, reason))
 
     def measure(self, turns: Sequence[Turn]) -> None:
         """Measure turns of one round and case: one alone, or several whose groups take turns step by step."""

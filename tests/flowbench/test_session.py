@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from flowbench.commands import running
-from flowbench.errors import FlowbenchError
+from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.processes import marked
 from flowbench.measure.resumption import check_resumable, resumed_protocol, whole_rounds
-from flowbench.measure.session import Watcher, run_session
+from flowbench.measure.session import Session, Watcher, run_session
 from flowbench.record import machine, store
 from flowbench.record.document import read_document
 from flowbench.record.machine import read_git
@@ -181,11 +181,11 @@ def test_what_an_engine_does_not_support_is_listed_with_its_reason(tmp_path: Pat
 
 
 def test_the_wall_cap_ends_a_sitting_between_rounds(tmp_path: Path) -> None:
-    document = measure(tmp_path, "toy", pairs=50, batch_sizes=(2, 1), wall_cap_s=0.001)
+    document = measure(tmp_path, "toy", pairs=50, batch_sizes=(2, 1), wall_cap_s=1e-9)
     assert document.ending.how == "wall_cap"
     assert len(document.samples) == 0
     assert {left_out.reason for left_out in document.not_measured} == {
-        "the sitting ended before it: the cap of 0.001 s was reached"
+        "the sitting ended before it: the cap of 1e-09 s was reached"
     }
     assert running.exit_status(document) == 2
 
@@ -226,6 +226,29 @@ def test_resuming_measures_what_is_missing_in_whole_rounds(tmp_path: Path) -> No
     assert again.samples[:2] == whole.samples[:2]
     assert Counter(sample.pair for sample in again.samples) == {0: 2, 1: 2, 2: 2}
     assert again.ending.how == "complete"
+
+
+def test_an_interruption_says_what_is_left_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "write_reports", stop)
+    request = Request(models=("linear",), engines=("toy",), reference="none", batch_sizes=(2,), image_shape=(3, 4, 4),
+                      steps=1, warmup=0, pairs=1, threads=1)  # fmt: skip
+    with pytest.raises(Interrupted, match=r"all was measured, see it with: flowbench report .*\.json$"):
+        running.run(request, None, tmp_path, ())
+    (path,) = tmp_path.glob("*.json")
+    assert read_document(path).ending.how == "complete"
+
+
+def test_an_ending_is_written_over_one_that_was_interrupted(tmp_path: Path) -> None:
+    document = plan_run(Request(models=("linear",), engines=("toy",), reference="none", threads=1), ("test",))
+    session = Session(store.create(tmp_path, document), document, Silent())
+    session.finish("complete", None)
+    session.finish("interrupted", "stopped by the user")
+    assert [one.reason for one in session.document.not_measured] == [
+        "the sitting ended before it: stopped by the user"
+    ] * len(document.cells)
 
 
 @pytest.mark.parametrize(
