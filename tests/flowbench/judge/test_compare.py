@@ -11,8 +11,8 @@ from sittings import CASE, MACHINE, MIB, SMALL, plain, sitting
 
 from flowbench.judge.compare import is_case_precise, judge_document, to_confirm
 from flowbench.judge.documents import judge_documents
-from flowbench.judge.memory import judge_memory
-from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, Verdict
+from flowbench.judge.memory import both_peaks, judge_memory
+from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, MemoryKind, Quantity, Verdict
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.gpu import GpuUse
 from flowbench.record.run import Git, NotMeasured, RunDocument
@@ -217,6 +217,27 @@ def test_what_the_system_measures_takes_two_pairs() -> None:
         assert judge_memory(kind, [MIB], [2 * MIB]).verdict is Verdict.SAME
         assert judge_memory(kind, [MIB] * 2, [100 * MIB] * 2).verdict is Verdict.LARGER
     assert judge_memory("peak allocated", [MIB], [100 * MIB]).verdict is Verdict.LARGER
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [("peak allocated", 512), ("peak reserved", 2 * MIB), ("peak on the GPU", 2 * MIB), ("peak resident", 4 * MIB)],
+)
+def test_a_step_of_granularity_is_no_change(kind: MemoryKind, step: int) -> None:
+    assert judge_memory(kind, [MIB] * 2, [MIB + step] * 2).verdict is Verdict.SAME
+    larger = judge_memory(kind, [MIB] * 2, [MIB + step + 1, MIB + step + 1000])
+    assert larger.verdict is Verdict.LARGER
+    assert larger.reason == f"larger in 2 pairs, by {step + 1:,d} to {step + 1000:,d} bytes"
+
+
+def test_what_the_driver_does_not_list_is_nothing_where_it_lists_that_rank() -> None:
+    """A rank of which the driver tells nothing at all is another matter."""
+    asked = Quantity("peak on the GPU", 0, 1)
+    other_gpu, other_rank = {Quantity("peak on the GPU", 0, 0): 7}, {Quantity("peak on the GPU", 1, 1): 7}
+    assert both_peaks(asked, other_gpu, {asked: 9}) == (0, 9)
+    assert both_peaks(asked, {asked: 9}, other_gpu) == (9, 0)
+    assert both_peaks(asked, other_rank, {asked: 9}) is None
+    assert both_peaks(Quantity("peak resident", 0), other_gpu, {Quantity("peak resident", 0): 9}) is None
 
 
 def test_documents_are_compared_by_their_references() -> None:

@@ -30,7 +30,9 @@ def test_thresholds_are_compared_as_numbers(threshold: str, kept: bool) -> None:
     (result,) = checked(f'[[limit]]\ncell = "flow-eager/resnet18/4x*"\n{threshold}\nexit_code = 3\n')
     assert result.kept is kept
     assert result.exit_code == (0 if kept else 3)
-    assert threshold.split(" ")[0] in result.line
+    name, _, allowed = threshold.partition(" = ")
+    unit = {"max_step_ms": " ms", "min_relative_speed": "", "max_slowdown": ""}.get(name, " MiB")
+    assert f"{result.measured:.4g}{unit}, {name} = {allowed.removesuffix('.0')}: " in result.line
     assert result.line.endswith("kept" if kept else "exceeded")
 
 
