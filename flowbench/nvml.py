@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 INSTALL = "python -m pip install nvidia-ml-py"
 
 # Why clocks are lower than they could be: nvmlClocksEventReason… in nvml.h. What is no slowing down (idle, clocks that were
@@ -26,7 +28,7 @@ SLOWDOWNS = {
 
 @dataclass(frozen=True)
 class Device:
-    """What does not change of a GPU; None where the driver does not tell."""
+    """What does not change of a GPU; None where the driver does not tell. Without memory of its own it has the machine's."""
 
     name: str
     memory_bytes: int
@@ -78,10 +80,12 @@ class Driver:
     def device(self, gpu: int) -> Device:
         """What GPU `gpu` is."""
         nvml, handle = self._nvml, self._handles[gpu]
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, handle)
         limit_mw = self._ask(nvml.nvmlDeviceGetEnforcedPowerLimit, handle)
         return Device(
             name=self._text(nvml.nvmlDeviceGetName, handle) or "unknown",
-            memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+            # One that shares the machine's memory (DGX Spark, Jetson) has none of its own to tell of.
+            memory_bytes=psutil.virtual_memory().total if memory is None else int(memory.total),
             sm_clock_max_mhz=self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
             memory_clock_max_mhz=self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_MEM),
             power_limit_w=None if limit_mw is None else limit_mw / 1000,

@@ -141,7 +141,7 @@ class Archive:
     def pruned(self) -> set[str]:
         """The ids of runs that were pruned here or elsewhere."""
         path = self.folder / "pruned.txt"
-        return set(path.read_text(encoding="utf-8").split()) if path.exists() else set()
+        return set(_bytes_of(path).decode(errors="replace").split()) if path.exists() else set()
 
     def note_pruned(self, run_ids: set[str]) -> None:
         """Remember that these runs are not to come back."""

@@ -66,6 +66,12 @@ def _named_in(paths: Iterable[Path], run_ids: set[str]) -> dict[str, str]:
     pattern = re.compile("(?<![A-Za-z0-9])(?:" + "|".join(longest_first) + ")(?![A-Za-z0-9])")
     named: dict[str, str] = {}
     for path in paths:
-        for match in pattern.finditer(path.read_text(encoding="utf-8", errors="replace")):
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise FlowbenchError(
+                f"{path}: {error.strerror or error}, and what it refers to has to stay: nothing was removed"
+            ) from None
+        for match in pattern.finditer(text):
             named.setdefault(match[0], str(path))
     return named

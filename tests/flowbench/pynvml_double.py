@@ -30,7 +30,7 @@ def _state() -> dict[str, Any]:
 
 def _figure(handle: int, name: str) -> Any:
     gpu = _state()["gpus"][handle]
-    if name not in gpu:
+    if gpu.get(name) is None:
         raise NVMLError("Not Supported")
     return gpu[name]
 

@@ -174,3 +174,22 @@ def test_pruning_keeps_what_is_young_and_what_is_referred_to(
     assert archive.pruned() == {"old", "older"}
     with pytest.raises(FlowbenchError, match="name where reports lie with --referred-in"):
         storing.prune(archive.folder, 30, [tmp_path / "nowhere"], dry_run=False)
+
+
+def test_nothing_is_pruned_where_a_text_cannot_be_read(
+    document: RunDocument, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.add(replace(document, run_id="old", created="2020-01-01T00:00:00+00:00"))
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "README.md").write_text("old")
+
+    def refuse(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", refuse)
+        with pytest.raises(FlowbenchError, match=r"README.md: Permission denied, and what it refers to has to stay"):
+            storing.prune(archive.folder, 30, [tmp_path / "reports"], dry_run=False)
+    assert ids(archive) == ["old"]
+    (archive.folder / "pruned.txt").write_bytes(b"one\n\xff\n")
+    assert "one" in archive.pruned()

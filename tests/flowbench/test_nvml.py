@@ -33,6 +33,13 @@ def test_a_gpu_is_recorded_as_its_driver_describes_it(gpu_driver: Callable) -> N
     assert (box.gpu_driver, box.gpu_cuda) == ("580.1", "13.0")
 
 
+def test_a_gpu_without_memory_of_its_own_has_the_machines(gpu_driver: Callable) -> None:
+    gpu_driver({"memory": None})
+    box = machine.read_machine()
+    assert box.gpus == (Gpu("A GPU", box.memory_bytes),)
+    assert opened().holders(0).used_bytes is None
+
+
 @pytest.mark.parametrize(
     ("chosen", "names"),
     [
