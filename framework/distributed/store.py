@@ -72,7 +72,7 @@ class Store:
             if value is not None:
                 found[missing.pop(0)] = value
                 continue
-            ended = ended_ranks()
+            ended = self._ended()
             if left_s > 0 and ended.isdisjoint(ranks[number] for number in missing):
                 continue
             # What a rank set before it ended is there by now.
@@ -112,6 +112,14 @@ class Store:
         if self._server is not None:
             self._server.close()
             self._server = None
+
+    def _ended(self) -> frozenset[int]:
+        """The ranks that have ended, as this machine's launcher says, or others' did to a rank that noted it here."""
+        noted = frozenset(json.loads(self.get("ended") or b"[]"))
+        known = noted | ended_ranks()
+        if known != noted:
+            self.set("ended", json.dumps(sorted(known)).encode())
+        return known
 
     def _ask(self, header: dict[str, Any], value: bytes = b"", patience_s: float = 0.0) -> tuple[bytes, bytes]:
         if len(header["key"]) > KEY_LIMIT or len(value) > VALUE_LIMIT_BYTES:

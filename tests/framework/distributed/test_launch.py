@@ -231,6 +231,21 @@ def test_who_waits_for_a_rank_that_ended_well_is_told(tmp_path: Path, case: str)
     assert launch.left() == []
 
 
+def test_those_of_another_machine_are_told_too(tmp_path: Path) -> None:
+    # Two launches on this machine stand for two machines: each knows its own ranks alone.
+    code = "if os.environ['RANK'] == '3': sys.exit()\ndist.init_process_group(timeout=300)"
+    place = ["--nnodes", "2", "--master-addr", "localhost", "--master-port", str(free_port())]
+    launches = []
+    for machine in range(2):
+        folder = tmp_path / str(machine)
+        folder.mkdir()
+        launches.append(Launch(folder, code, "--nproc-per-node", "2", *place, "--node-rank", str(machine)))
+    for launch in launches:
+        status, _, err = launch.finish()
+        assert status == 1, err
+        assert "DistributedError: rank 3 of 4 ended without coming" in err, err
+
+
 def test_ranks_may_end_well_at_different_times(tmp_path: Path) -> None:
     code = """
         if sys.argv[1] == "together":
