@@ -247,6 +247,35 @@ def test_what_changes_between_steps_is_followed(change: Callable[[SGD, list[flow
         np.testing.assert_array_equal(one, two)
 
 
+def test_momentum_that_is_switched_on_later_starts_with_the_gradient() -> None:
+    parameter = leaf(1, 2)
+    optimizer = SGD([parameter], 1.0)
+    for gradient, momentum, expected in (
+        (1.0, 0.0, [0, 1]),
+        (2.0, 0.0, [-2, -1]),
+        (4.0, 0.5, [-6, -5]),
+        (0.0, 0.5, [-8, -7]),
+    ):
+        optimizer.momentum = momentum
+        parameter.grad = flow.full((2,), gradient)
+        optimizer.step()
+        assert parameter.tolist() == expected
+        assert len(optimizer.state_dict()["buffers"]) == (momentum != 0)  # without momentum none is held
+
+
+def test_a_step_like_the_last_one_looks_at_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = leaf(1, 2)
+    optimizer = SGD([parameter], 1.0, momentum=0.5)
+    parameter.grad = flow.ones(2)
+    optimizer.step()
+    monkeypatch.delattr(SGD, "_groups")
+    optimizer.step()
+    assert parameter.tolist() == [1 - 1 - 1.5, 2 - 1 - 1.5]
+    parameter.grad = None
+    with pytest.raises(AttributeError, match="_groups"):
+        optimizer.step()
+
+
 def test_a_gradient_that_does_not_fit_is_refused_behind_one_that_does() -> None:
     parameter = flow.tensor(draw(4, 3), requires_grad=True)
     optimizer = SGD([parameter], 0.1)
