@@ -324,6 +324,8 @@ def _from_values(kind: type[Tensor], values: np.ndarray, dtype: DType, device: D
 class _Retain:
     """The hook of `retain_grad`. It holds the tensor weakly: the graph holds the hook, and the tensor the graph."""
 
+    comes_last = True
+
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = ref(tensor)
 

@@ -234,7 +234,8 @@ def run_hooks(hooks: list[Hook], array: Array) -> Array:
     """Passes a gradient through hooks, each of which may replace it."""
     from framework.tensor import Tensor
 
-    for hook in list(hooks):
+    # What retain_grad() keeps is what the hooks leave. A copy of the list, since a hook may add and remove hooks.
+    for hook in sorted(hooks, key=lambda hook: getattr(hook, "comes_last", False)):
         replaced = hook(Tensor(array))
         if replaced is not None:
             if not isinstance(replaced, Tensor):

@@ -80,7 +80,7 @@ def linear_backward(
 @lru_cache(maxsize=512)
 def _product(c: Layout, a: Layout, b: Layout, has_bias: bool) -> Primitive | None:
     """c = a @ b + bias, called with the addresses of c, a, b and bias. None where oneDNN has nothing fast."""
-    result, left, right = (descriptors.strided(*layout) for layout in (c, a, b))
+    result, left, right = (descriptors.strided(shape, _told(shape, stride)) for shape, stride in (c, a, b))
     width = c[0][-1]
     row = (1,) * (len(c[0]) - 1)
     bias = descriptors.strided((*row, width), (*(width for _ in row), 1)) if has_bias else None
@@ -104,5 +104,10 @@ def _transposed(matrix: Array) -> Layout:
 def _with_dimensions(array: Array, count: int) -> Layout:
     """The layout with leading extents of 1, so that every operand has as many dimensions as the result."""
     missing = count - array.ndim
-    outermost = max((s * n for s, n in zip(array.stride, array.shape, strict=True)), default=1)
-    return (1,) * missing + array.shape, (outermost,) * missing + array.stride
+    return (1,) * missing + array.shape, (1,) * missing + array.stride
+
+
+def _told(shape: Shape, stride: Shape) -> Shape:
+    """The strides, but where an extent is 1 a step over all elements: oneDNN looks at it, and refuses one that is too small."""
+    outermost = max((step * extent for step, extent in zip(stride, shape, strict=True) if extent > 1), default=1)
+    return tuple([outermost if extent == 1 else step for step, extent in zip(stride, shape, strict=True)])

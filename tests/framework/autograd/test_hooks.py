@@ -256,6 +256,15 @@ def test_retain_grad_follows_a_tensor_that_is_written() -> None:
     assert x.grad.tolist() == [30]
 
 
+def test_retain_grad_keeps_what_the_hooks_leave() -> None:
+    y = leaf(1) * 2
+    y.register_hook(lambda g: g * 3)
+    y.retain_grad()
+    y.register_hook(lambda g: g * 5)
+    y.sum().backward()
+    assert y.grad.tolist() == [15]
+
+
 def test_retain_grad_twice_counts_once() -> None:
     x = leaf(1)
     y = x * 2

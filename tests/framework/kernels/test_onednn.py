@@ -262,6 +262,20 @@ def test_a_window_without_a_finite_element_has_an_infinite_maximum():
     assert x.grad.sum().item() == 8 * 4  # none of it is lost in the padding
 
 
+@pytest.mark.parametrize("wide", [4, 4000])
+def test_a_row_is_taken_whatever_its_stride_says(wide):
+    row, x, grad = _random(wide).ndarray.copy(), _random(3, wide).ndarray.copy(), _random(3, 1).ndarray.copy()
+    one = flow.tensor(row)
+    for weight in (one[None], one.reshape(1, wide).expand(1, wide), one.reshape(wide, 1).transpose(0, 1)):
+        assert weight.shape == (1, wide)
+        images = flow.tensor(x, requires_grad=True)
+        y = flow.nn.functional.linear(images, weight)
+        y.backward(flow.tensor(grad))
+        np.testing.assert_allclose(y.detach().numpy(), x.astype(np.float64) @ row[:, None], rtol=1e-4, atol=1e-4)
+        np.testing.assert_array_equal(images.grad.numpy(), grad * row)
+        np.testing.assert_array_equal((flow.tensor(grad) @ weight).numpy(), grad * row)
+
+
 @pytest.mark.parametrize("key", [np.s_[:, :, ::2, :], np.s_[:, :, :, ::2], np.s_[:, ::2]])
 def test_slices_with_a_step_are_taken_whatever_hangs_over(key):
     whole = _random(2, 5, 9, 7).ndarray.copy()

@@ -33,6 +33,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "max_pool2d, dimensions": (lambda: F.max_pool2d(VECTOR, 2), ValueError, r"max_pool2d takes images"),
     "max_pool2d, integers": (lambda: F.max_pool2d(INTEGERS, 2), TypeError, "max_pool2d takes operands of one floating-point type; got flow.int64"),
     "max_pool2d, fractions": (lambda: F.max_pool2d(IMAGES, (2.0, 2)), ValueError, r"kernel_size is one integer >= 1, or two; got \(2.0, 2\)"),
+    "max_pool2d, stride": (lambda: F.max_pool2d(IMAGES, 2, 0), ValueError, "stride is one integer >= 1, or two; got 0"),
     "max_pool2d, text": (lambda: F.max_pool2d(IMAGES, "3"), ValueError, "kernel_size is one integer >= 1, or two; got 3"),
     "conv2d, fractions": (lambda: F.conv2d(IMAGES, WEIGHT, stride=(1.5, 1)), ValueError, r"stride is one integer >= 1, or two; got \(1.5, 1\)"),
     "global_avg_pool2d": (lambda: F.global_avg_pool2d(flow.ones(2, 3)), ValueError, r"global_avg_pool2d takes images"),
@@ -44,6 +45,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "batch_norm, residual": (lambda: F.batch_norm(IMAGES, VECTOR, VECTOR, residual=flow.ones(2, 4, 6, 5)), ValueError, r"got a residual of \[2, 4, 6, 5\]"),
     "batch_norm, integers": (lambda: F.batch_norm(INTEGERS, VECTOR, VECTOR), TypeError, "batch_norm takes operands of one floating-point type; got flow.int64"),
     "linear": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 4)), ValueError, r"linear takes x \[N, I\] and weight \[O, I\]; got \[2, 3\] and \[5, 4\]"),
+    "linear, dimensions": (lambda: F.linear(flow.ones(2, 3, 4), flow.ones(5, 3)), ValueError, r"linear takes x \[N, I\] and weight \[O, I\]; got \[2, 3, 4\] and \[5, 3\]"),
     "linear, bias": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 3), flow.ones(3)), ValueError, r"linear with 5 outputs got a bias of shape \[3\]"),
     "linear, types": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 3, dtype=flow.float64)), TypeError, "linear takes operands of one floating-point type"),
     "matmul": (lambda: flow.ones(2, 3) @ flow.ones(2, 3), ValueError, r"got \[2, 3\] and \[2, 3\]"),
@@ -119,6 +121,16 @@ def test_sums_and_products_of_truths() -> None:
 def test_integers_divided_by_floats() -> None:
     assert (flow.tensor([1, 2]) / flow.tensor([2.0, 4.0])).tolist() == [0.5, 0.5]
     assert (1 / flow.tensor([2.0, 4.0])).tolist() == [0.5, 0.25]
+
+
+def test_reductions_of_nothing() -> None:
+    none = flow.zeros(0, 3, requires_grad=True)
+    for reduced in (none.sum(1), none.mean(1), none.mean((0, 1))):
+        reduced.sum().backward()
+    assert none.mean(1).shape == (0,)
+    assert none.sum(0).tolist() == [0, 0, 0]
+    assert np.isnan(none.mean(0).detach().numpy()).all()
+    assert none.grad.shape == (0, 3)
 
 
 def test_reductions_of_integers() -> None:
