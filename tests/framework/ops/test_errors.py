@@ -139,3 +139,9 @@ def test_reductions_of_integers() -> None:
     assert flow.tensor([1, 2]).mean().item() == 1.5
     assert flow.tensor([[1, 5], [7, 2]]).argmax(1).tolist() == [1, 0]
     assert (flow.tensor([1.0, 2.0]) == flow.tensor([1.0, 3.0])).tolist() == [True, False]
+
+
+def test_normalisation_cuts_nothing_off_unless_asked() -> None:
+    images = flow.tensor([[[[-1.0, 1.0]]]])
+    assert F.batch_norm(images, None, None, training=True, eps=0.0).tolist() == [[[[-1, 1]]]]
+    assert F.batch_norm(images, None, None, training=True, eps=0.0, relu=True).tolist() == [[[[0, 1]]]]

@@ -114,6 +114,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     "batch_norm + relu": (batch_norm(True, True), *NORMALISED),
     "batch_norm, eval": (batch_norm(False, False), *NORMALISED),
     "batch_norm + relu, eval": (batch_norm(True, False), *NORMALISED),
+    # The product hands on a gradient that is nobody else's, and it is the residual's: that of x must not take its place.
+    "batch_norm, residual, then more": (lambda x, residual: F.batch_norm(x, None, None, training=True, residual=residual) * 3.0, draw(2, 3, 2, 4), draw(2, 3, 2, 4, seed=1)),
     "batch_norm, x alone": (lambda x: F.batch_norm(x, None, None, training=True, relu=True), draw(2, 3, 2, 4)),
     "cross_entropy": (cross_entropy, draw(4, 3)),
 }  # fmt: skip
