@@ -12,11 +12,14 @@ from heapq import heapify, heappop, heappush
 from framework.vm import scope
 from framework.vm.block import Block, Segment, Siblings, Source, link
 from framework.vm.out_of_memory import OutOfMemoryError, out_of_memory
+from framework.vm.overlay import Overlays, longest_run, shortest_run
 from framework.vm.uses import Uses
 
 SMALL_BYTES = 32 * 1024
 # The place, among the kept blocks by bytes asked for, of those that no request of so many bytes takes: they wait to be joined.
 _APART = -1
+# The share of its size by which a block laid over kept ones may be larger than it need be.
+_MOST_WASTED = 1 / 8
 _SMALL_SEGMENT_BYTES = 1024 * 1024
 
 
@@ -51,6 +54,7 @@ class CachingAllocator:
         self._small: dict[int, Siblings] = {}
         # Large blocks kept as they are, by the bytes that were asked for.
         self._kept: dict[int, Siblings] = {_APART: []}
+        self._overlays = Overlays(self._at, self._kept[_APART])
         # Where a request of so many bytes looks first: a list of one of the two.
         self._ready: dict[int, Siblings] = {}
         # Free large blocks by size, then address: the first that is not smaller is the best fit.
@@ -75,6 +79,8 @@ class CachingAllocator:
             ready = self._ready.get(nbytes)
             if ready:
                 block = self._at[heappop(ready)]
+                if block.overlay is not None:
+                    block.overlay.take(block)
             else:
                 block = self._take(nbytes) or self._take_at_any_price(nbytes)
             # As `_taken`, which costs a call for every block.
@@ -146,7 +152,9 @@ class CachingAllocator:
         return len(self._segments)
 
     def _blocks_in_use(self) -> list[Block]:
-        used = [b for segment in list(self._segments) for b in segment.blocks() if b.in_use]
+        tiles = [block for segment in list(self._segments) for block in segment.blocks()]
+        cuts = [cut for tile in tiles if tile.overlay is not None for cut in tile.overlay.cuts]
+        used = [block for block in (*tiles, *cuts) if block.in_use]
         return sorted(used, key=lambda b: (-b.nbytes, b.ptr))
 
     @contextmanager
@@ -229,16 +237,48 @@ class CachingAllocator:
     def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
         block = self._best_fit(size)
-        little = max(size, self.source.segment_bytes // 2)
-        if block is None and self._reserved + little <= self._most_allocated * (1 + self.source.slack):
+        if block is None and self.source.slack:
             # Joining would take from every kept block its address, and so from the steps of a loop to come.
-            block = self._whole_segment(little)
+            block = self._overlaid(size) or self._grown(size, frugal)
         if block is None:
             self._join_kept()
             wanted = size if frugal else max(size, self.source.segment_bytes)
             block = self._best_fit(size) or self._whole_segment(wanted)
         if block is None:
             return None
+        if block.overlay is None:
+            self._cut_off(block, size)
+        block.siblings = self._kept.setdefault(nbytes, [])
+        if nbytes > SMALL_BYTES:
+            self._ready[nbytes] = block.siblings
+        return block
+
+    def _overlaid(self, size: int) -> Block | None:
+        """A block that shares its memory with kept ones, cut from one or laid over several; None where none has room."""
+        block = self._overlays.to_cut(self._kept.values(), size)
+        if block is not None:
+            return self._overlays.cut(block, size, SMALL_BYTES)
+        tiles = shortest_run(list(self._segments), size)
+        if tiles is None or sum(tile.nbytes for tile in tiles) > size * (1 + _MOST_WASTED):
+            return None
+        for tile in tiles:
+            if tile.free:
+                self._forget(tile)
+                tile.free, tile.siblings = False, self._kept[_APART]
+                heappush(tile.siblings, tile.key)
+        return self._overlays.span(tiles)
+
+    def _grown(self, size: int, frugal: bool) -> Block | None:
+        """A new segment as one block, where the slack allows it or joining what is kept would give no such block."""
+        little = max(size, self.source.segment_bytes // 2)
+        if self._reserved + little <= self._most_allocated * (1 + self.source.slack):
+            return self._whole_segment(little)
+        if longest_run(list(self._segments)) >= size:
+            return None
+        return self._whole_segment(size if frugal else max(size, self.source.segment_bytes))
+
+    def _cut_off(self, block: Block, size: int) -> None:
+        """Makes what a free block has beyond `size` bytes a free block of its own."""
         block.free = False
         if block.nbytes - size > SMALL_BYTES:
             rest = self._block(block.segment, block.offset + size, block.nbytes - size)
@@ -246,10 +286,6 @@ class CachingAllocator:
             link(rest, block.next)
             link(block, rest)
             insort(self._large, (rest.nbytes, rest.ptr, rest))
-        block.siblings = self._kept.setdefault(nbytes, [])
-        if nbytes > SMALL_BYTES:
-            self._ready[nbytes] = block.siblings
-        return block
 
     def _best_fit(self, size: int) -> Block | None:
         """The smallest free block of at least `size` bytes."""
@@ -293,7 +329,9 @@ class CachingAllocator:
                 # As `_free`, which costs a call for every block.
                 self._allocated -= block.nbytes
                 block.in_use = False
-                heappush(block.siblings, block.ptr)
+                heappush(block.siblings, block.key)
+                if block.overlay is not None:
+                    block.overlay.give_back(block)
             else:
                 self._waiting.append((block, uses))
         if self._waiting:
@@ -320,10 +358,13 @@ class CachingAllocator:
     def _free(self, block: Block) -> None:
         self._allocated -= block.nbytes
         block.in_use = False
-        heappush(block.siblings, block.ptr)
+        heappush(block.siblings, block.key)
+        if block.overlay is not None:
+            block.overlay.give_back(block)
 
     def _join_kept(self) -> None:
         """Makes the large blocks that were kept free ones, to be cut anew."""
+        self._overlays.end()
         for kept in self._kept.values():
             for ptr in kept:
                 self._join(self._at[ptr])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from framework.device import Device
 from framework.vm import scope
+
+if TYPE_CHECKING:
+    from framework.vm.overlay import Overlay
 
 
 class Memory(Protocol):
@@ -69,11 +72,13 @@ class Block:
 
     `siblings` is the heap it goes back to: that of the free small blocks of its size, or that of the large blocks
     kept for the next request like the one it served last. `is_small` says which. `free` says of a large one that it is
-    ready to be cut and joined with its neighbours, which one that is kept is not.
+    ready to be cut and joined with its neighbours, which one that is kept is not. `overlay` is what it shares its memory
+    with, None for most. `key` is how its heap and the allocator's books call it.
     """
 
     __slots__ = (
-        "free", "in_use", "is_small", "label", "nbytes", "next", "offset", "previous", "ptr", "segment", "siblings",
+        "free", "in_use", "is_small", "key", "label", "nbytes", "next", "offset", "overlay", "previous", "ptr", "segment",
+        "siblings",
     )  # fmt: skip
 
     def __init__(self, segment: Segment, offset: int, nbytes: int, siblings: Siblings | None = None) -> None:
@@ -81,10 +86,12 @@ class Block:
         self.offset = offset
         self.nbytes = nbytes
         self.ptr = segment.memory.ptr + offset
+        self.key = self.ptr
         self.is_small = siblings is not None
         self.siblings: Siblings = [] if siblings is None else siblings
         self.free = not self.is_small
         self.in_use = False
+        self.overlay: Overlay | None = None
         self.label: scope.Frame | None = None
         self.previous: Block | None = None
         self.next: Block | None = None

@@ -516,21 +516,91 @@ def test_the_steps_of_a_loop_get_the_same_addresses() -> None:
     assert seen[8:] == seen[6:8]
 
 
-@pytest.mark.parametrize(("slack", "keeps"), [(0.0, False), (0.5, True)])
-def test_blocks_keep_their_addresses_where_there_is_slack(slack: float, keeps: bool) -> None:
-    source = FakeSource(segment_bytes=64 * KIB)
+def with_slack(slack: float = 0.5, segment_bytes: int = 64 * KIB) -> CachingAllocator:
+    source = FakeSource(segment_bytes=segment_bytes)
     source.slack = slack
-    memory = CachingAllocator(source)
+    return CachingAllocator(source)
+
+
+@pytest.mark.parametrize(("slack", "keeps"), [(0.0, False), (0.5, True)])
+def test_a_cut_leaves_the_block_to_who_asks_for_all_of_it_where_there_is_slack(slack: float, keeps: bool) -> None:
+    memory = with_slack(slack)
     blocks = [memory.allocate(512 * KIB) for _ in range(4)]
     first = [block.ptr for block in blocks]
     give_back(memory, *blocks)
     del blocks
-    other = memory.allocate(500 * KIB)
-    assert (other.ptr in first) is not keeps
-    assert memory.reserved() <= 4 * 512 * KIB * (1 + slack)
-    give_back(memory, other)
+    halves = [memory.allocate(200 * KIB) for _ in range(4)]
+    assert memory.reserved() == 4 * 512 * KIB
+    assert len({block.ptr for block in halves}) == 4
+    give_back(memory, *halves)
+    again = [memory.allocate(512 * KIB) for _ in range(4)]
+    assert ([block.ptr for block in again] == first) is keeps
+    give_back(memory, *again)
     if keeps:
-        assert [memory.allocate(512 * KIB).ptr for _ in range(4)] == first
+        assert [memory.allocate(200 * KIB).ptr for _ in range(4)] == [block.ptr for block in halves]
+
+
+def test_while_a_cut_is_in_use_the_whole_is_not_handed_out_and_the_rest_is() -> None:
+    memory = with_slack()
+    whole = memory.allocate(512 * KIB)
+    give_back(memory, whole)
+    cut = memory.allocate(200 * KIB)
+    assert cut.ptr == whole.ptr
+    other = memory.allocate(512 * KIB)
+    assert other.ptr != whole.ptr
+    rest = memory.allocate(300 * KIB)
+    assert rest.ptr == cut.ptr + cut.nbytes
+    assert memory.allocated() == cut.nbytes + rest.nbytes + other.nbytes
+    assert {block.ptr for block in memory.blocks()} == {cut.ptr, rest.ptr, other.ptr}
+    give_back(memory, cut)
+    assert memory.allocate(512 * KIB).ptr not in (whole.ptr, other.ptr)
+    give_back(memory, rest)
+    assert memory.allocate(512 * KIB).ptr == whole.ptr
+
+
+def test_a_block_is_laid_over_neighbours_that_stay_for_the_next_step() -> None:
+    memory = with_slack(segment_bytes=MIB)
+    seen = []
+    for _ in range(4):
+        parts = [memory.allocate(256 * KIB) for _ in range(4)]
+        give_back(memory, *parts)
+        whole = memory.allocate(1000 * KIB)
+        assert memory.reserved() == MIB
+        seen.append(([part.ptr for part in parts], whole.ptr, whole.nbytes))
+        give_back(memory, whole)
+    assert seen == [([parts[0].ptr + place * 256 * KIB for place in range(4)], parts[0].ptr, MIB)] * 4
+
+
+def test_a_block_is_not_laid_over_much_more_than_it_needs() -> None:
+    memory = with_slack(segment_bytes=MIB)
+    give_back(memory, *[memory.allocate(512 * KIB) for _ in range(2)])
+    assert memory.allocate(600 * KIB).nbytes < 700 * KIB
+
+
+@pytest.mark.parametrize("used", ["cut", "whole", "nothing"])
+def test_what_shares_memory_is_given_back_when_the_cache_is_emptied(used: str) -> None:
+    memory = with_slack()
+    whole = memory.allocate(512 * KIB)
+    give_back(memory, whole)
+    cut = memory.allocate(200 * KIB)
+    give_back(memory, cut)
+    held = [memory.allocate({"cut": 200, "whole": 512}[used] * KIB)] if used != "nothing" else []
+    memory.empty_cache()
+    assert memory.reserved() == (512 * KIB if held else 0)
+    assert memory.blocks() == held
+    give_back(memory, *held)
+    memory.empty_cache()
+    assert (memory.reserved(), memory.allocated(), memory.segments()) == (0, 0, 0)
+
+
+def test_what_joining_would_not_give_is_reserved_with_all_addresses_kept() -> None:
+    memory = with_slack(slack=0.1, segment_bytes=MIB)
+    blocks = [memory.allocate(MIB) for _ in range(3)]
+    first = [block.ptr for block in blocks]
+    give_back(memory, *blocks)
+    memory.allocate(3 * MIB)
+    assert memory.reserved() == 6 * MIB
+    assert [memory.allocate(MIB).ptr for _ in range(3)] == first
 
 
 # ---- from inside

@@ -22,9 +22,12 @@ SIZES = st.one_of(
 class AllocatorMachine(RuleBasedStateMachine):
     """Allocations and returns, some of them still used by streams, near a capacity that makes refusals common."""
 
+    slack = 0.0
+
     def __init__(self) -> None:
         super().__init__()
         self.source = FakeSource(capacity=CAPACITY)
+        self.source.slack = self.slack
         self.memory = CachingAllocator(self.source)
         self.streams = [FakeStream("one"), FakeStream("two")]
         self.held: list[Block] = []
@@ -120,6 +123,32 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert segment.nbytes - at < (32 << 10)
         assert sorted(free_large, key=lambda entry: entry[:2]) == self.memory._large
 
+    @invariant()
+    def a_heap_has_what_can_be_handed_out(self) -> None:
+        heaps = {id(heap): heap for heap in (*self.memory._kept.values(), *self.memory._small.values())}
+        inside = sorted((key, id(heap)) for heap in heaps.values() for key in heap)
+        expected = []
+        for key, block in self.memory._at.items():
+            assert block.key == key
+            overlay = block.overlay
+            shared = overlay is not None and (
+                overlay.cuts_in_use > 0 if block is overlay.whole else overlay.whole.in_use
+            )
+            if not (block.in_use or block.free or shared):
+                expected.append((key, id(block.siblings)))
+        assert inside == sorted(expected)
+
+    @invariant()
+    def cuts_tile_their_whole(self) -> None:
+        for overlay in self.memory._overlays._all:
+            at = overlay.whole.ptr
+            for cut in sorted(overlay.cuts, key=lambda cut: cut.ptr):
+                assert cut.ptr == at
+                at += cut.nbytes
+            assert at == overlay.whole.ptr + overlay.whole.nbytes
+            assert overlay.cuts_in_use == sum(cut.in_use for cut in overlay.cuts)
+            assert not (overlay.whole.in_use and overlay.cuts_in_use)
+
     def all_held(self) -> list[Block]:
         return self.held + [block for block, _ in self.pending]
 
@@ -133,5 +162,13 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.pending = [(block, uses) for block, uses in self.pending if not self.is_done(uses)]
 
 
+class AllocatorWithSlackMachine(AllocatorMachine):
+    """The same where blocks keep their addresses, and share memory."""
+
+    slack = 0.3
+
+
+TestAllocatorWithSlack = AllocatorWithSlackMachine.TestCase
+TestAllocatorWithSlack.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 TestAllocator = AllocatorMachine.TestCase
 TestAllocator.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
