@@ -20,6 +20,8 @@ SMALL_BYTES = 32 * 1024
 _APART = -1
 # The share of its size by which a block laid over kept ones may be larger than it need be.
 _MOST_WASTED = 1 / 8
+# Up to so many sizes of kept blocks nobody looks which of them are still in use.
+_FEW_SIZES = 256
 _SMALL_SEGMENT_BYTES = 1024 * 1024
 
 
@@ -54,6 +56,7 @@ class CachingAllocator:
         self._small: dict[int, Siblings] = {}
         # Large blocks kept as they are, by the bytes that were asked for.
         self._kept: dict[int, Siblings] = {_APART: []}
+        self._most_sizes = _FEW_SIZES
         self._overlays = Overlays(self._at, self._kept[_APART])
         # Where a request of so many bytes looks first: a list of one of the two.
         self._ready: dict[int, Siblings] = {}
@@ -80,7 +83,7 @@ class CachingAllocator:
             if ready:
                 block = self._at[heappop(ready)]
                 if block.overlay is not None:
-                    block.overlay.take(block)
+                    self._overlays.take(block)
             else:
                 block = self._take(nbytes) or self._take_at_any_price(nbytes)
             # As `_taken`, which costs a call for every block.
@@ -248,13 +251,26 @@ class CachingAllocator:
             return None
         if block.overlay is None:
             self._cut_off(block, size)
+        if len(self._kept) > self._most_sizes:
+            self._forget_sizes()
         block.siblings = self._kept.setdefault(nbytes, [])
         if nbytes > SMALL_BYTES:
             self._ready[nbytes] = block.siblings
         return block
 
+    def _forget_sizes(self) -> None:
+        """Drops the heaps of sizes that no block is of: where sizes never come again, there would be ever more."""
+        used = {id(block.siblings) for block in self._at.values()}
+        for nbytes in [size for size, kept in self._kept.items() if size != _APART and id(kept) not in used]:
+            del self._kept[nbytes]
+            if nbytes > SMALL_BYTES:
+                del self._ready[nbytes]
+        self._most_sizes = 2 * len(self._kept) + _FEW_SIZES
+
     def _overlaid(self, size: int) -> Block | None:
         """A block that shares its memory with kept ones, cut from one or laid over several; None where none has room."""
+        if not self._overlays.pays:
+            return None
         block = self._overlays.to_cut(self._kept.values(), size)
         if block is not None:
             return self._overlays.cut(block, size, SMALL_BYTES)

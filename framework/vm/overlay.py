@@ -8,6 +8,11 @@ from heapq import heapify, heappush
 from framework.vm.block import Block, Segment, Siblings, link
 
 
+# So many more may be made than are used again: enough for the first step of a large model, and soon spent where shapes
+# change at every step, so that nothing comes again and looking for memory to share is time lost.
+_CREDIT = 512
+
+
 class Overlay:
     """A block and its cuts, which tile it: either the whole is handed out or cuts of it are, never both at once.
 
@@ -55,6 +60,17 @@ class Overlays:
         self._at = at
         self._apart = apart
         self._all: list[Overlay] = []
+        self._credit = _CREDIT
+
+    @property
+    def pays(self) -> bool:
+        """Whether those made so far are used again so often that more are worth their price."""
+        return self._credit > 0
+
+    def take(self, block: Block) -> None:
+        """Hands out a block that shares its memory, and has just left its heap."""
+        self._credit = min(self._credit + 1, _CREDIT)
+        block.overlay.take(block)  # type: ignore[union-attr]
 
     def to_cut(self, kept: Iterable[Siblings], size: int) -> Block | None:
         """The smallest block in these heaps that has room for `size` bytes and can be cut."""
@@ -80,6 +96,7 @@ class Overlays:
             rest = self._cut(overlay, block.offset + size, block.nbytes - size)
             block.nbytes = size
             heappush(self._apart, rest.key)
+            self._credit -= 1
         return block
 
     def span(self, tiles: list[Block]) -> Block:
@@ -128,6 +145,7 @@ class Overlays:
         link(previous, following)
 
     def _over(self, whole: Block) -> Overlay:
+        self._credit -= 1
         overlay = Overlay(whole)
         self._all.append(overlay)
         return overlay
