@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from framework.creation import zeros_like
 from framework.device import Device
+from framework.dtype import DType
 from framework.tensor import Tensor
 from framework.vm import Array, scope
-from framework.vm.array import Layout
+from framework.vm.array import Layout, dense_stride_like, side_by_side
 from framework.vm.runtime import runtime
 from framework.vm.scope import here
 
@@ -135,7 +135,7 @@ class SGD:
 
     def _update(self, device: Device, first: bool, moved: list[int]) -> None:
         if first:
-            self._buffers.update({index: zeros_like(self.params[index]) for index in moved})
+            self._start_momentum(device, moved)
         parameters = tuple([self.params[index].array for index in moved])
         grads = tuple([self.params[index].grad.array for index in moved])  # type: ignore[union-attr] # _groups() has looked
         self._last = None
@@ -144,6 +144,20 @@ class SGD:
                 device, bool(self.momentum), [array.layout for array in parameters], [array.layout for array in grads]
             )
         self._move(device, moved, parameters, grads, first=first)
+
+    def _start_momentum(self, device: Device, moved: list[int]) -> None:
+        """Zeros for these parameters, side by side: one by one they would lie wherever a step had just let go of memory."""
+        kernels = runtime(device)
+        by_type: dict[DType, list[int]] = {}
+        for index in moved:
+            by_type.setdefault(self.params[index].dtype, []).append(index)
+        for dtype, alike in by_type.items():
+            arrays = [self.params[index].array for index in alike]
+            places, size = side_by_side(arrays)
+            flat = kernels.full((size,), 0.0, dtype)
+            for index, array, place in zip(alike, arrays, places, strict=True):
+                stride = dense_stride_like(array.shape, array.stride)
+                self._buffers[index] = Tensor(flat.view(array.shape, stride, place))
 
     def _move(self, device: Device, moved: Sequence[int], parameters: Arrays, grads: Arrays, *, first: bool) -> None:
         runtime(device).sgd_step(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,9 @@ from framework.dtype import DType
 
 if TYPE_CHECKING:
     from framework.vm.storage import Storage
+
+# Kernels read and write whole lines of memory where an array begins on one.
+_ALIGNMENT_BYTES = 128
 
 
 @lru_cache(maxsize=4096)
@@ -218,3 +222,13 @@ def dense_stride_like(shape: tuple[int, ...], stride: tuple[int, ...]) -> tuple[
         dense[i] = step
         step *= max(shape[i], 1)
     return tuple(dense)
+
+
+def side_by_side(arrays: Iterable[Array]) -> tuple[list[int], int]:
+    """The places in one flat array where arrays like these, of one element type, start; and how many elements it takes."""
+    places, end = [], 0
+    for array in arrays:
+        places.append(end)
+        step = _ALIGNMENT_BYTES // array.dtype.itemsize
+        end += -(-array.size // step) * step
+    return places, end

@@ -7,7 +7,6 @@ from heapq import heapify, heappush
 
 from framework.vm.block import Block, Segment, Siblings, link
 
-
 # So many more may be made than are used again: enough for the first step of a large model, and soon spent where shapes
 # change at every step, so that nothing comes again and looking for memory to share is time lost.
 _CREDIT = 512

@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from framework.autograd.gradient import Home
 from framework.nn.parameter import Parameter
 from framework.tensor import Tensor
-from framework.vm.array import Array, dense_stride_like
+from framework.vm.array import Array, dense_stride_like, side_by_side
 from framework.vm.runtime import runtime
-
-# Kernels read and write whole lines of memory where a gradient begins on one.
-_ALIGNMENT_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +28,14 @@ class Bucket:
     def __init__(self, named: Sequence[tuple[str, Parameter]]) -> None:
         like = named[0][1].array
         kernels = runtime(like.storage.device)
-        lengths = [_aligned(parameter.numel(), like.dtype.itemsize) for _, parameter in named]
-        start = sum(lengths)
+        places, start = side_by_side(parameter.array for _, parameter in named)
         self.flat: Array = kernels.full((start + len(named),), 0.0, like.dtype)
         self.used = self.flat.view((len(named),), (1,), start)
         self.slots: list[Slot] = []
-        offset = 0
-        for index, ((name, parameter), length) in enumerate(zip(named, lengths, strict=True)):
+        for index, ((name, parameter), offset) in enumerate(zip(named, places, strict=True)):
             shape = parameter.shape
             gradient = self.flat.view(shape, dense_stride_like(shape, parameter.stride()), offset)
             self.slots.append(Slot(name, parameter, gradient, self.used.view((1,), (1,), index)))
-            offset += length
 
     def give_homes(self) -> None:
         """Lets the gradients be made here."""
@@ -125,8 +119,3 @@ def make_buckets(named: Sequence[tuple[str, Parameter]], cap_bytes: int) -> list
         group.append((name, parameter))
         open_groups[kind] = (group, nbytes + parameter.array.nbytes)
     return [Bucket(group) for group in groups]
-
-
-def _aligned(elements: int, itemsize: int) -> int:
-    step = _ALIGNMENT_BYTES // itemsize
-    return -(-elements // step) * step

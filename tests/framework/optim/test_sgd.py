@@ -296,3 +296,24 @@ def test_an_optimizer_can_be_copied_between_steps() -> None:
         one.params[0].grad = flow.tensor(draw(4, 3, seed=1))
         one.step()
     np.testing.assert_array_equal(copied.params[0].detach(), parameter.detach())
+
+
+def test_momentum_lies_side_by_side_each_in_its_parameters_order() -> None:
+    """Piece by piece it would hold memory that the next step's activations need."""
+    image = flow.tensor(draw(2, 3, 3, 4), dtype=flow.float32).permute(0, 3, 1, 2).detach()
+    parameters = [flow.ones(5), image, flow.ones(3, dtype=flow.float64), flow.ones(2, 3), flow.ones(7)]
+    for parameter in parameters[:4]:
+        parameter.grad = flow.ones(*parameter.shape, dtype=parameter.dtype)
+    optimizer = SGD(parameters, 0.1, momentum=0.9)
+    optimizer.step()
+    parameters[4].grad = flow.ones(7)
+    optimizer.step()
+    vector, picture, double, matrix, late = (optimizer._buffers[index].array for index in range(5))
+    assert vector.storage is picture.storage is matrix.storage
+    assert len({id(array.storage) for array in (vector, double, late)}) == 3
+    assert picture.stride == image.array.stride
+    assert [array.ptr % 128 - vector.ptr % 128 for array in (picture, matrix)] == [0, 0]
+    for index, steps in enumerate((2, 2, 2, 2, 1)):
+        assert np.array(optimizer._buffers[index]).ravel().tolist() == pytest.approx(
+            [1.9 if steps == 2 else 1.0] * parameters[index].numel()
+        )

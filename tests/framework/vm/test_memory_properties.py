@@ -18,6 +18,8 @@ SIZES = st.one_of(
     st.integers(0, 3000), st.integers(30_000, 40_000), st.integers(0, 3 << 20), st.sampled_from([1 << 20, 4096])
 )
 
+RECURRING = st.sampled_from([size * 100_000 for size in (1, 2, 3, 5, 8)])
+
 
 class AllocatorMachine(RuleBasedStateMachine):
     """Allocations and returns, some of them still used by streams, near a capacity that makes refusals common."""
@@ -166,6 +168,19 @@ class AllocatorWithSlackMachine(AllocatorMachine):
     """The same where blocks keep their addresses, and share memory."""
 
     slack = 0.3
+
+    @rule(sizes=st.lists(RECURRING, min_size=1, max_size=4))
+    def a_phase(self, sizes: list[int]) -> None:
+        """As forward and backward do: some memory of sizes that come again, and all of it given back."""
+        first = len(self.held)
+        for nbytes in sizes:
+            self.allocate(nbytes)
+        while len(self.held) > first:
+            self.memory.give_back(self.held.pop(), None)
+
+    @rule(nbytes=RECURRING)
+    def allocate_what_recurs(self, nbytes: int) -> None:
+        self.allocate(nbytes)
 
 
 TestAllocatorWithSlack = AllocatorWithSlackMachine.TestCase
