@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from heapq import heapify, heappop, heappush
 
 from framework.vm import scope
 from framework.vm.block import Block, Segment, Siblings, Source, link
+from framework.vm.free_blocks import FreeBlocks
 from framework.vm.out_of_memory import OutOfMemoryError, out_of_memory
 from framework.vm.overlay import Overlays, longest_run, shortest_run
 from framework.vm.uses import Uses
@@ -32,7 +32,8 @@ class CachingAllocator:
     fits; what is left over stays a free block of its own, and free neighbours are joined again. But first a block
     given back is kept as it is for a request of just as many bytes, since a training loop repeats its requests.
     Of equals the lowest address is handed out: then the same requests soon get the same addresses at every step, and
-    what was prepared for these can be used again.
+    what was prepared for these can be used again. Where the source has slack, a request that finds none may share the
+    memory of kept blocks that are not in use just then, and these stay kept (see `Overlays`).
     `allocated` counts the blocks in use, `reserved` what the source has given, both in bytes.
     """
 
@@ -51,7 +52,7 @@ class CachingAllocator:
         # As the peak, but never reset.
         self._most_allocated = 0
         self._segments: set[Segment] = set()
-        # All blocks by address: heaps compare numbers faster than anything else.
+        # All blocks by their keys: heaps compare numbers faster than anything else.
         self._at: dict[int, Block] = {}
         self._small: dict[int, Siblings] = {}
         # Large blocks kept as they are, by the bytes that were asked for.
@@ -60,8 +61,7 @@ class CachingAllocator:
         self._overlays = Overlays(self._at, self._kept[_APART])
         # Where a request of so many bytes looks first: a list of one of the two.
         self._ready: dict[int, Siblings] = {}
-        # Free large blocks by size, then address: the first that is not smaller is the best fit.
-        self._large: list[tuple[int, int, Block]] = []
+        self._free_blocks = FreeBlocks(self._at)
         # A storage can die in any thread, also inside `allocate` when the garbage collector runs there. So
         # giving back only appends here, which is atomic; the books are kept by whoever allocates next.
         self.returned: deque[tuple[Block, Uses | None]] = deque()
@@ -239,18 +239,20 @@ class CachingAllocator:
 
     def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
-        block = self._best_fit(size)
+        block = self._free_blocks.take(size)
         if block is None and self.source.slack:
             # Joining would take from every kept block its address, and so from the steps of a loop to come.
             block = self._overlaid(size) or self._grown(size, frugal)
         if block is None:
             self._join_kept()
             wanted = size if frugal else max(size, self.source.segment_bytes)
-            block = self._best_fit(size) or self._whole_segment(wanted)
+            block = self._free_blocks.take(size) or self._whole_segment(wanted)
         if block is None:
             return None
         if block.overlay is None:
-            self._cut_off(block, size)
+            block.free = False
+            if block.nbytes - size > SMALL_BYTES:
+                self._free_blocks.cut_off(block, size)
         if len(self._kept) > self._most_sizes:
             self._forget_sizes()
         block.siblings = self._kept.setdefault(nbytes, [])
@@ -260,7 +262,7 @@ class CachingAllocator:
 
     def _forget_sizes(self) -> None:
         """Drops the heaps of sizes that no block is of: where sizes never come again, there would be ever more."""
-        used = {id(block.siblings) for block in self._at.values()}
+        used = {id(block.siblings) for block in list(self._at.values())}
         for nbytes in [size for size, kept in self._kept.items() if size != _APART and id(kept) not in used]:
             del self._kept[nbytes]
             if nbytes > SMALL_BYTES:
@@ -279,7 +281,7 @@ class CachingAllocator:
             return None
         for tile in tiles:
             if tile.free:
-                self._forget(tile)
+                self._free_blocks.remove(tile)
                 tile.free, tile.siblings = False, self._kept[_APART]
                 heappush(tile.siblings, tile.key)
         return self._overlays.span(tiles)
@@ -292,21 +294,6 @@ class CachingAllocator:
         if longest_run(list(self._segments)) >= size:
             return None
         return self._whole_segment(size if frugal else max(size, self.source.segment_bytes))
-
-    def _cut_off(self, block: Block, size: int) -> None:
-        """Makes what a free block has beyond `size` bytes a free block of its own."""
-        block.free = False
-        if block.nbytes - size > SMALL_BYTES:
-            rest = self._block(block.segment, block.offset + size, block.nbytes - size)
-            block.nbytes = size
-            link(rest, block.next)
-            link(block, rest)
-            insort(self._large, (rest.nbytes, rest.ptr, rest))
-
-    def _best_fit(self, size: int) -> Block | None:
-        """The smallest free block of at least `size` bytes."""
-        index = bisect_left(self._large, (size, 0))
-        return self._large.pop(index)[2] if index < len(self._large) else None
 
     def _whole_segment(self, nbytes: int) -> Block | None:
         """A new segment as one block, None where there is none to be had."""
@@ -383,27 +370,8 @@ class CachingAllocator:
         self._overlays.end()
         for kept in self._kept.values():
             for ptr in kept:
-                self._join(self._at[ptr])
+                self._free_blocks.join(self._at[ptr])
             kept.clear()
-
-    def _join(self, block: Block) -> None:
-        block.free = True
-        following, previous = block.next, block.previous
-        if following is not None and following.free:
-            self._forget(following)
-            del self._at[following.ptr]
-            block.nbytes += following.nbytes
-            link(block, following.next)
-        if previous is not None and previous.free:
-            self._forget(previous)
-            del self._at[block.ptr]
-            previous.nbytes += block.nbytes
-            link(previous, block.next)
-            block = previous
-        insort(self._large, (block.nbytes, block.ptr, block))
-
-    def _forget(self, block: Block) -> None:
-        del self._large[bisect_left(self._large, (block.nbytes, block.ptr))]
 
     def _release_unused(self) -> None:
         self._join_kept()
@@ -414,7 +382,7 @@ class CachingAllocator:
                 first.siblings[:] = [ptr for ptr in first.siblings if self._at[ptr].segment is not segment]
                 heapify(first.siblings)
             else:
-                self._forget(first)
+                self._free_blocks.remove(first)
             for block in segment.blocks():
                 del self._at[block.ptr]
             self._segments.remove(segment)

@@ -541,7 +541,7 @@ def test_a_cut_leaves_the_block_to_who_asks_for_all_of_it_where_there_is_slack(s
 
 
 def test_while_a_cut_is_in_use_the_whole_is_not_handed_out_and_the_rest_is() -> None:
-    memory = with_slack()
+    memory = with_slack(slack=5.0)
     whole = memory.allocate(512 * KIB)
     give_back(memory, whole)
     cut = memory.allocate(200 * KIB)

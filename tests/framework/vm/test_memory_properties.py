@@ -123,7 +123,7 @@ class AllocatorMachine(RuleBasedStateMachine):
                     free_large += [(block.nbytes, block.ptr, block)] if block.free else []
                 at, previous, block = at + block.nbytes, block, block.next
             assert segment.nbytes - at < (32 << 10)
-        assert sorted(free_large, key=lambda entry: entry[:2]) == self.memory._large
+        assert sorted(free_large, key=lambda entry: entry[:2]) == self.memory._free_blocks.by_size
 
     @invariant()
     def a_heap_has_what_can_be_handed_out(self) -> None:
