@@ -92,12 +92,14 @@ class _Observer:
         self._aside_s += time.perf_counter() - looked
 
     def _note_shapes(self, instruction: Any) -> None:
-        """The first array that is seen in a storage says what the storage is."""
+        """The first array that is seen in a storage says what the storage is; one that is a part of it, of what."""
         for array in (*instruction.writes, *instruction.reads):
             storage = array.storage
             known = self._shapes.get(id(storage.block))
             if known is None or known[0] != storage.serial:
-                self._shapes[id(storage.block)] = (storage.serial, _shape(array))
+                whole = array.nbytes == storage.nbytes
+                elements = f"{array.dtype.name}[{storage.nbytes // array.dtype.itemsize}] in parts"
+                self._shapes[id(storage.block)] = (storage.serial, _shape(array) if whole else elements)
 
     def _tensor(self, block: Any) -> HeldTensor:
         module, operation = _place(block.label)
