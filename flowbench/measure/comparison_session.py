@@ -65,7 +65,7 @@ class ComparisonSession(Session):
     def run(self) -> None:
         """Sample, then confirm, then write the ending; what the document has already is not measured again."""
         plan, protocol = comparison_of(self.document), self.document.protocol
-        sampling = protocol.pairs - plan.confirmation_pairs
+        sampling, cap_s = protocol.pairs - plan.confirmation_pairs, protocol.wall_cap_s
         done = set(map(self._round_of, self.document.samples))
         for case in self._open_cases():
             if any(measured == case for measured, _ in done):
@@ -77,8 +77,7 @@ class ComparisonSession(Session):
                 if self.over_wall_cap():
                     for other in self._open_cases():
                         rounds = sum(measured == other for measured, _ in done)
-                        reached = f"the cap of {protocol.wall_cap_s:g} s was reached"
-                        self._close(other, f"{reached} after {rounds} of {sampling} rounds")
+                        self._close(other, f"the cap of {cap_s:g} s was reached after {rounds} of {sampling} rounds")
                     break
                 done.add((case, pair))
                 later = [(other, number) for number in range(pair, sampling) for other in self._open_cases()]
@@ -89,12 +88,16 @@ class ComparisonSession(Session):
         in_question = to_confirm(self.document, self._judged_sides)
         confirming = [(case, pair) for pair in range(sampling, protocol.pairs) for case in in_question]
         confirming = [one for one in confirming if one not in done]
-        for index, (case, pair) in enumerate(confirming):
-            if self._has_both_sides(case, in_question[case]) and not self.over_wall_cap(1 + CONFIRMING_SHARE):
-                self._round(case, pair, ("base", *in_question[case]), confirming[index + 1 :])
         capped = any(reason.startswith("the cap") for reason in comparison_of(self.document).stopped.values())
-        reason = f"the cap of {protocol.wall_cap_s:g} s was reached" if capped else None
-        self.finish("wall_cap" if capped else "complete", reason)
+        reason = f"the cap of {cap_s:g} s was reached" if capped else None
+        for index, (case, pair) in enumerate(confirming):
+            if not self._has_both_sides(case, in_question[case]):
+                continue
+            if self.over_wall_cap(1 + CONFIRMING_SHARE):
+                reason = f"the cap of {cap_s:g} s was reached, and a quarter more, before all new pairs were measured"
+                break
+            self._round(case, pair, ("base", *in_question[case]), confirming[index + 1 :])
+        self.finish("wall_cap" if reason else "complete", reason)
 
     def job(self, turn: Turn) -> Job:
         side = self.document.engine(turn.cell.engine).side
