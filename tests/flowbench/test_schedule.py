@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flowbench.cell import Case, Cell
+from flowbench.measure import schedule
 from flowbench.measure.progress import duration
 from flowbench.measure.schedule import estimate_s, plan_turns
 from flowbench.presets import PRESETS
@@ -39,6 +43,19 @@ def test_each_preset_estimates_what_it_promises() -> None:
     assert minutes("smoke") < 1.5
     assert minutes("cpu") < 8
     assert minutes("cpu") < minutes("seed") < minutes("full")
+
+
+@pytest.mark.parametrize("backward", [True, False])
+def test_an_estimate_is_a_start_and_equal_steps_of_so_much_arithmetic(backward: bool) -> None:
+    """ResNet-50 at 224x224 has 4.09e9 multiplications with additions an image, and 25.6e6 weights."""
+    case = Case("resnet50", (16, 3, 224, 224), "float32", "eager", 1, False, True, backward, 2)
+    flops = 2 * 4.09e9 * 16 * (3 if backward else 1)
+    on_cpu = flops / (schedule.FLOPS_PER_CORE * 2) + 25.6e6 * 2e-9
+    on_gpu = flops / schedule.FLOPS_PER_GPU
+    for device, start_s, arithmetic_s in (("cpu", schedule.START_S, on_cpu), ("cuda", schedule.GPU_START_S, on_gpu)):
+        cell = Cell.of(dataclasses.replace(case, device=device), "flow-eager")
+        assert estimate_s(cell, 0) == start_s
+        assert estimate_s(cell, 10) == pytest.approx(start_s + 10 * (schedule.STEP_S + arithmetic_s), rel=0.01)
 
 
 def test_durations_read_well() -> None:

@@ -35,6 +35,21 @@ def test_figures_that_repeat_shift_by_what_counts_alone() -> None:
     assert level_shifts([100.0] * 6 + [150.0] + [100.0] * 6, 0.01) == []  # one odd run
 
 
+@pytest.mark.parametrize(
+    ("quantity", "after", "shifts"),
+    [("step time", 1.009, 0), ("step time", 1.011, 1), ("peak resident", 1.0045, 0), ("peak resident", 1.0055, 1)],
+)
+def test_times_shift_by_a_hundredth_and_memory_by_half_of_that(quantity: str, after: float, shifts: int) -> None:
+    points = []
+    for index in range(12):
+        level = 1.0 if index < 6 else after
+        time_ms = 100.0 * (level if quantity == "step time" else 1.0)
+        peaks = {"peak resident": round(10**9 * (level if quantity != "step time" else 1.0))}
+        points.append(SeriesPoint("d", "r", None, False, "ok", time_ms, time_ms, time_ms, None, peaks))
+    found = with_shifts(Series("toy/linear", "linear [2] toy", "box", False, tuple(points))).shifts
+    assert [(shift.index, shift.quantity) for shift in found] == [(6, quantity)] * shifts
+
+
 def test_noise_alone_rarely_shifts() -> None:
     alarms = sum(bool(level_shifts(noisy([100.0], 25, seed), 0.01)) for seed in range(60))
     assert alarms <= 3
