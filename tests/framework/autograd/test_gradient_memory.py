@@ -10,8 +10,10 @@ import pytest
 import framework as flow
 from framework import ops
 from framework.autograd.function import Operation, apply
+from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
-from framework.vm import Array, Runtime, machine
+from framework.nn import functional as F
+from framework.vm import Array, Runtime, machine, runtime
 from tests.framework.tensors import leaf
 
 
@@ -361,3 +363,42 @@ def test_two_parts_cost_no_addition() -> None:
         result.sum().backward()
     assert "add" not in issued
     assert "batch_norm_backward" in issued
+
+
+def test_a_sum_goes_on_in_the_memory_that_is_nobody_elses() -> None:
+    theirs, own, third = (flow.tensor([value]).array for value in (1.0, 2.0, 4.0))
+    total = Gradient(theirs, owned=False)
+    total.add(own, owned=True)
+    total.add(third, owned=False)
+    assert total.total() is own
+    assert total.owned
+    assert [array.ndarray.item() for array in (theirs, own, third)] == [1, 7, 4]
+
+
+def test_parts_that_are_nobody_elses_are_told() -> None:
+    theirs, own = flow.ones(1).array, flow.ones(1).array
+    parts = Gradient(theirs, owned=False)
+    assert parts.owned_storages() == []
+    parts.add(own, owned=True, in_parts=True)
+    assert parts.owned_storages() == [own.storage]
+    assert parts.total().ndarray.item() == 2
+    parts = Gradient(theirs, owned=False)
+    parts.add(own, owned=False, in_parts=True)
+    assert parts.owned_storages() == []
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_only_the_gradient_of_a_leaf_goes_beside(is_leaf: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What walks on with the gradient of a weight that was computed would have to wait for it at once.
+    kernels, beside = runtime(flow.device("cpu")), []
+
+    class Beside:
+        def conv2d_backward_weight(self, *operands: Any, **attributes: Any) -> None:
+            beside.append(operands)
+            kernels.conv2d_backward_weight(*operands, **attributes)
+
+    monkeypatch.setattr(kernels, "beside", lambda multiplications: Beside())
+    weight = flow.ones(1, 1, 2, 2, requires_grad=True)
+    F.conv2d(flow.ones(1, 1, 2, 2) * 1, weight if is_leaf else weight * 1).sum().backward()
+    assert len(beside) == is_leaf
+    assert weight.grad.tolist() == [[[[1, 1], [1, 1]]]]
