@@ -278,6 +278,9 @@ class Tensor:
                 gradient = self._copy(gradient)
             self.grad = Tensor(gradient)
         else:
+            if 0 in self.grad.array.stride:
+                # Given by the caller, with several elements in one place: each would be added to for all.
+                self.grad = Tensor(self._copy(self.grad.array))
             runtime(self.device).add(self.grad.array, self.grad.array, gradient)
         hooks = self._post_hooks
         if hooks:

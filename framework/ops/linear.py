@@ -74,6 +74,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x · weightᵀ + bias, with x [N, I], weight [O, I], bias [O]; gives [N, O]."""
     check_tensor("linear", x)
+    check_tensor("linear", weight)
     if x.ndim != 2 or weight.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise ValueError(f"linear takes x [N, I] and weight [O, I]; got {list(x.shape)} and {list(weight.shape)}")
     check_floats("linear", x, weight, bias)

@@ -365,6 +365,14 @@ def test_two_parts_cost_no_addition() -> None:
     assert "batch_norm_backward" in issued
 
 
+def test_a_gradient_that_was_given_expanded_is_added_to_element_by_element() -> None:
+    x, factors, given = leaf(1, 1, 1), flow.tensor([1.0, 2.0, 3.0]), flow.ones(1)
+    x.grad = given.expand(3)
+    (x * factors).sum().backward()
+    assert x.grad.tolist() == [2, 3, 4]
+    assert given.tolist() == [1]
+
+
 def test_a_sum_goes_on_in_the_memory_that_is_nobody_elses() -> None:
     theirs, own, third = (flow.tensor([value]).array for value in (1.0, 2.0, 4.0))
     total = Gradient(theirs, owned=False)

@@ -46,6 +46,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "batch_norm, integers": (lambda: F.batch_norm(INTEGERS, VECTOR, VECTOR), TypeError, "batch_norm takes operands of one floating-point type; got flow.int64"),
     "linear": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 4)), ValueError, r"linear takes x \[N, I\] and weight \[O, I\]; got \[2, 3\] and \[5, 4\]"),
     "linear, dimensions": (lambda: F.linear(flow.ones(2, 3, 4), flow.ones(5, 3)), ValueError, r"linear takes x \[N, I\] and weight \[O, I\]; got \[2, 3, 4\] and \[5, 3\]"),
+    "linear, no weight": (lambda: F.linear(flow.ones(2, 3), None), TypeError, "linear takes tensors; got NoneType"),
     "linear, bias": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 3), flow.ones(3)), ValueError, r"linear with 5 outputs got a bias of shape \[3\]"),
     "linear, types": (lambda: F.linear(flow.ones(2, 3), flow.ones(5, 3, dtype=flow.float64)), TypeError, "linear takes operands of one floating-point type"),
     "matmul": (lambda: flow.ones(2, 3) @ flow.ones(2, 3), ValueError, r"got \[2, 3\] and \[2, 3\]"),
