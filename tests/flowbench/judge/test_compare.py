@@ -240,6 +240,16 @@ def test_what_the_driver_does_not_list_is_nothing_where_it_lists_that_rank() -> 
     assert both_peaks(Quantity("peak resident", 0), other_gpu, {Quantity("peak resident", 0): 9}) is None
 
 
+def test_a_quantity_has_a_unit_and_a_label() -> None:
+    time, peak, of_rank = Quantity("step time"), Quantity("peak resident"), Quantity("peak on the GPU", 1, 0)
+    assert [one.unit for one in (time, peak, of_rank)] == ["ms", "bytes", "bytes"]
+    assert [one.label for one in (time, peak, of_rank)] == [
+        "step time",
+        "peak resident",
+        "peak on the GPU, rank 1, GPU 0",
+    ]
+
+
 def test_documents_are_compared_by_their_references() -> None:
     base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
     twice_as_slow_a_day = plain({"flow-eager": 200.0, "torch-eager": 240.0})
