@@ -67,19 +67,38 @@ def write_whole(path: Path, content: str | bytes) -> None:
 def held(path: Path) -> Iterator[None]:
     """Hold a document against other writers; raises FlowbenchError where another process writes it."""
     name = followed(path).with_suffix(".lock")
+    lock = _locked(name)
+    while lock is not None and not _is_there(name, lock):
+        # Its last holder took the file away between our opening and our locking it: another may hold a new one.
+        os.close(lock)
+        lock = _locked(name)
+    if lock is None:
+        raise FlowbenchError(f"{path}: another process is writing this run: wait for it to end")
+    try:
+        yield
+    finally:
+        name.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _locked(name: Path) -> int | None:
+    """The opened file, locked; None where another process has locked it."""
     with _explained(name):
         lock = os.open(name, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FlowbenchError(f"{path}: another process is writing this run: wait for it to end") from None
-        try:
-            yield
-        finally:
-            name.unlink(missing_ok=True)
-    finally:
-        os.close(lock)
+        except OSError as error:
+            os.close(lock)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
+    return lock
+
+
+def _is_there(name: Path, opened: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.stat(name), os.fstat(opened))
+    return False
 
 
 def _sync_directory(directory: Path) -> None:

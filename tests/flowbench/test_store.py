@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import signal
@@ -91,3 +92,33 @@ def test_a_link_is_its_document_under_another_name(document: RunDocument, tmp_pa
     store.replace(link, replace(document, preset="another"))
     assert link.is_symlink()
     assert read_document(path).preset == "another"
+
+
+def test_a_lock_that_its_holder_took_away_meanwhile_holds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, calls, flock = tmp_path / "run.lock", [], fcntl.flock
+
+    def late(descriptor: int, operation: int) -> None:
+        if not calls:
+            lock.unlink()  # as the last holder does, between our opening the file and our locking it
+        calls.append(descriptor)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(store.fcntl, "flock", late)
+    with (
+        store.held(tmp_path / "run.json"),
+        pytest.raises(FlowbenchError, match="another process is writing"),
+        store.held(tmp_path / "run.json"),
+    ):
+        pytest.fail("two hold one document")
+    assert not lock.exists()
+
+
+def test_a_place_that_knows_no_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(store.fcntl, "flock", refused)
+    with pytest.raises(FlowbenchError, match=r"run\.lock: No locks available"), store.held(tmp_path / "run.json"):
+        pytest.fail("held without a lock")
