@@ -571,6 +571,31 @@ def test_a_block_is_laid_over_neighbours_that_stay_for_the_next_step() -> None:
     assert seen == [([parts[0].ptr + place * 256 * KIB for place in range(4)], parts[0].ptr, MIB)] * 4
 
 
+def test_a_block_is_laid_over_no_more_neighbours_than_it_needs() -> None:
+    memory = with_slack(slack=5.0, segment_bytes=640 * KIB)
+    first, *others = [memory.allocate(size * KIB) for size in (128, 256, 256)]
+    give_back(memory, first, *others)
+    whole = memory.allocate(512 * KIB)
+    assert (whole.ptr, whole.nbytes, memory.reserved()) == (others[0].ptr, 512 * KIB, 640 * KIB)
+    assert memory.allocate(128 * KIB).ptr == first.ptr
+
+
+@pytest.mark.parametrize(("times", "shared"), [(1, 3), (3, 20)])
+def test_memory_is_shared_on_while_what_is_shared_recurs(
+    times: int, shared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("framework.vm.overlay._CREDIT", 6)  # a block and a rest, cut off for the first time: two each
+    memory = with_slack(slack=100.0)
+    kept = [memory.allocate(512 * KIB) for _ in range(20)]
+    give_back(memory, *kept)
+    segments = memory.segments()
+    for kib in range(300, 340, 2):
+        for _ in range(times):
+            give_back(memory, memory.allocate(kib * KIB))
+    grown = memory.segments() - segments
+    assert 20 - grown == shared
+
+
 def test_a_block_is_not_laid_over_much_more_than_it_needs() -> None:
     memory = with_slack(segment_bytes=MIB)
     give_back(memory, *[memory.allocate(512 * KIB) for _ in range(2)])
