@@ -618,14 +618,47 @@ def test_what_shares_memory_is_given_back_when_the_cache_is_emptied(used: str) -
     assert (memory.reserved(), memory.allocated(), memory.segments()) == (0, 0, 0)
 
 
-def test_what_joining_would_not_give_is_reserved_with_all_addresses_kept() -> None:
-    memory = with_slack(slack=0.1, segment_bytes=MIB)
-    blocks = [memory.allocate(MIB) for _ in range(3)]
-    first = [block.ptr for block in blocks]
-    give_back(memory, *blocks)
-    memory.allocate(3 * MIB)
-    assert memory.reserved() == 6 * MIB
-    assert [memory.allocate(MIB).ptr for _ in range(3)] == first
+@pytest.mark.parametrize(
+    ("slack", "apart", "joins"),
+    [
+        (5.0, False, 0),  # the slack allows a new segment
+        (0.1, False, 1),
+        (0.1, True, 0),  # what could be joined is too short, with all that is free in other segments
+    ],
+)
+def test_kept_blocks_are_joined_where_that_helps_alone(
+    slack: float, apart: bool, joins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = with_slack(slack, segment_bytes=MIB)
+    whole = memory.allocate(MIB)
+    give_back(memory, whole, memory.allocate(64))
+    part = memory.allocate(700 * KIB)
+    first, between, second = memory.allocate(450 * KIB), memory.allocate(64 * KIB), memory.allocate(450 * KIB)
+    give_back(memory, first, second)
+    if not apart:
+        give_back(memory, between)
+    seen, join, reserved = [], memory._join_kept, memory.reserved()
+    monkeypatch.setattr(memory, "_join_kept", lambda: (seen.append(1), join()))
+    wanted = memory.allocate(720 * KIB)
+    assert len(seen) == joins
+    assert (wanted.ptr == first.ptr, memory.reserved() == reserved) == (bool(joins), bool(joins))
+    assert part.ptr == whole.ptr
+
+
+def test_a_block_is_laid_over_the_shortest_run() -> None:
+    memory = with_slack(slack=0.01, segment_bytes=320 * KIB)
+    longer = [memory.allocate(132 * KIB) for _ in range(2)]
+    shorter = [memory.allocate(128 * KIB) for _ in range(2)]
+    give_back(memory, *longer, *shorter)
+    assert memory.allocate(250 * KIB).ptr == shorter[0].ptr
+
+
+def test_sizes_that_never_come_again_are_forgotten() -> None:
+    memory = with_slack()
+    for nbytes in range(40_000, 60_000, 10):
+        give_back(memory, memory.allocate(nbytes))
+    assert len(memory._kept) < 1000
+    assert len(memory._ready) < 1000
 
 
 # ---- from inside
