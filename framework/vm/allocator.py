@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from heapq import heapify, heappop, heappush
 
 from framework.vm import scope
 from framework.vm.block import Block, Segment, Siblings, Source, link
@@ -52,7 +52,7 @@ class CachingAllocator:
         # As the peak, but never reset.
         self._most_allocated = 0
         self._segments: set[Segment] = set()
-        # All blocks by their keys: heaps compare numbers faster than anything else.
+        # All blocks by their keys: sorting compares numbers faster than anything else.
         self._at: dict[int, Block] = {}
         self._small: dict[int, Siblings] = {}
         # Large blocks kept as they are, by the bytes that were asked for.
@@ -81,7 +81,7 @@ class CachingAllocator:
                 self._collect()
             ready = self._ready.get(nbytes)
             if ready:
-                block = self._at[heappop(ready)]
+                block = self._at[ready.pop()]
                 if block.overlay is not None:
                     self._overlays.take(block)
             else:
@@ -233,9 +233,10 @@ class CachingAllocator:
                 block = self._block(segment, offset, size, free)
                 link(previous, block)
                 segment.first = segment.first or block
-                free.append(block.ptr)
+                free.append(block.key)
                 previous = block
-        return self._at[heappop(free)]
+            free.reverse()
+        return self._at[free.pop()]
 
     def _take_large(self, nbytes: int, frugal: bool) -> Block | None:
         size = _round_up(nbytes, self.source.granularity)
@@ -261,7 +262,7 @@ class CachingAllocator:
         return block
 
     def _forget_sizes(self) -> None:
-        """Drops the heaps of sizes that no block is of: where sizes never come again, there would be ever more."""
+        """Drops the lists of sizes that no block is of: where sizes never come again, there would be ever more."""
         used = {id(block.siblings) for block in list(self._at.values())}
         for nbytes in [size for size, kept in self._kept.items() if size != _APART and id(kept) not in used]:
             del self._kept[nbytes]
@@ -283,7 +284,7 @@ class CachingAllocator:
             if tile.free:
                 self._free_blocks.remove(tile)
                 tile.free, tile.siblings = False, self._kept[_APART]
-                heappush(tile.siblings, tile.key)
+                insort(tile.siblings, tile.key)
         return self._overlays.span(tiles)
 
     def _grown(self, size: int, frugal: bool) -> Block | None:
@@ -305,7 +306,7 @@ class CachingAllocator:
 
     def _block(self, segment: Segment, offset: int, nbytes: int, siblings: Siblings | None = None) -> Block:
         block = Block(segment, offset, nbytes, siblings)
-        self._at[block.ptr] = block
+        self._at[block.key] = block
         return block
 
     def _reserve(self, nbytes: int) -> Segment | None:
@@ -332,7 +333,7 @@ class CachingAllocator:
                 # As `_free`, which costs a call for every block.
                 self._allocated -= block.nbytes
                 block.in_use = False
-                heappush(block.siblings, block.key)
+                insort(block.siblings, block.key)
                 if block.overlay is not None:
                     block.overlay.give_back(block)
             else:
@@ -361,7 +362,7 @@ class CachingAllocator:
     def _free(self, block: Block) -> None:
         self._allocated -= block.nbytes
         block.in_use = False
-        heappush(block.siblings, block.key)
+        insort(block.siblings, block.key)
         if block.overlay is not None:
             block.overlay.give_back(block)
 
@@ -369,8 +370,8 @@ class CachingAllocator:
         """Makes the large blocks that were kept free ones, to be cut anew."""
         self._overlays.end()
         for kept in self._kept.values():
-            for ptr in kept:
-                self._free_blocks.join(self._at[ptr])
+            for key in kept:
+                self._free_blocks.join(self._at[key])
             kept.clear()
 
     def _release_unused(self) -> None:
@@ -379,12 +380,11 @@ class CachingAllocator:
             first: Block = segment.first  # type: ignore[assignment]
             if first.is_small:
                 # The same list stays in use: the blocks of other segments know it.
-                first.siblings[:] = [ptr for ptr in first.siblings if self._at[ptr].segment is not segment]
-                heapify(first.siblings)
+                first.siblings[:] = [key for key in first.siblings if self._at[key].segment is not segment]
             else:
                 self._free_blocks.remove(first)
             for block in segment.blocks():
-                del self._at[block.ptr]
+                del self._at[block.key]
             self._segments.remove(segment)
             self._reserved -= segment.nbytes
             self.source.release(segment.memory)

@@ -45,7 +45,7 @@ class Source(Protocol):
         ...
 
 
-# A heap of the addresses of free blocks that are alike.
+# The keys of free blocks that are alike, sorted: the last one is that of the lowest address.
 Siblings = list[int]
 
 
@@ -70,10 +70,10 @@ class Segment:
 class Block:
     """A part of a segment: in use, or free. `label` says in which module and operation it was asked for.
 
-    `siblings` is the heap it goes back to: that of the free small blocks of its size, or that of the large blocks
+    `siblings` is the list it goes back to: that of the free small blocks of its size, or that of the large blocks
     kept for the next request like the one it served last. `is_small` says which. `free` says of a large one that it is
     ready to be cut and joined with its neighbours, which one that is kept is not. `overlay` is what it shares its memory
-    with, None for most. `key` is how its heap and the allocator's books call it.
+    with, None for most. `key` is how that list and the allocator's books call it.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class Block:
         self.offset = offset
         self.nbytes = nbytes
         self.ptr = segment.memory.ptr + offset
-        self.key = self.ptr
+        self.key = -self.ptr
         self.is_small = siblings is not None
         self.siblings: Siblings = [] if siblings is None else siblings
         self.free = not self.is_small

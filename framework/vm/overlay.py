@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappush
 
 from framework.vm.block import Block, Segment, Siblings, link
 
@@ -15,7 +15,7 @@ _CREDIT = 512
 class Overlay:
     """A block and its cuts, which tile it: either the whole is handed out or cuts of it are, never both at once.
 
-    A block is in its heap exactly while it can be handed out.
+    A block is among its siblings exactly while it can be handed out.
     """
 
     __slots__ = ("cuts", "cuts_in_use", "whole")
@@ -27,7 +27,7 @@ class Overlay:
         whole.overlay = self
 
     def take(self, block: Block) -> None:
-        """Keeps what shares memory with `block`, which has just left its heap, from being handed out."""
+        """Keeps what shares memory with `block`, which has just left its siblings, from being handed out."""
         if block is self.whole:
             for cut in self.cuts:
                 withdraw(cut)
@@ -37,14 +37,14 @@ class Overlay:
         self.cuts_in_use += 1
 
     def give_back(self, block: Block) -> None:
-        """Lets what shares memory with `block`, which has just come back to its heap, be handed out if nothing else does."""
+        """Lets what shares memory with `block`, which is back among its siblings, be handed out if nothing else does."""
         if block is self.whole:
             for cut in self.cuts:
-                heappush(cut.siblings, cut.key)
+                insort(cut.siblings, cut.key)
             return
         self.cuts_in_use -= 1
         if self.cuts_in_use == 0:
-            heappush(self.whole.siblings, self.whole.key)
+            insort(self.whole.siblings, self.whole.key)
 
 
 class Overlays:
@@ -52,7 +52,7 @@ class Overlays:
 
     A backward has gradients where its forward had an activation, and the next forward has the activation again. With one
     block for each that would take the memory of both; with blocks joined and cut anew at each step, addresses would
-    change. `at` are the allocator's blocks by their keys; `apart` is the heap of kept blocks that no request asks for.
+    change. `at` are the allocator's blocks by their keys; `apart` are the kept blocks that no request asks for.
     """
 
     def __init__(self, at: dict[int, Block], apart: Siblings) -> None:
@@ -67,19 +67,19 @@ class Overlays:
         return self._credit > 0
 
     def take(self, block: Block) -> None:
-        """Hands out a block that shares its memory, and has just left its heap."""
+        """Hands out a block that shares its memory, and has just left its siblings."""
         self._credit = min(self._credit + 1, _CREDIT)
         block.overlay.take(block)  # type: ignore[union-attr]
 
     def to_cut(self, kept: Iterable[Siblings], size: int) -> Block | None:
-        """The smallest block in these heaps that has room for `size` bytes and can be cut."""
+        """The smallest of these blocks that has room for `size` bytes and can be cut."""
         fitting = [
-            (block.nbytes, key)
+            (block.nbytes, block.ptr, key)
             for siblings in kept
             for key in siblings
             if (block := self._at[key]).nbytes >= size and (block.overlay is None or self._is_rest(block))
         ]
-        return self._at[min(fitting)[1]] if fitting else None
+        return self._at[min(fitting)[2]] if fitting else None
 
     def cut(self, block: Block, size: int, least_rest: int) -> Block:
         """The first `size` bytes of a block that `to_cut` found, in use; a rest up to `least_rest` bytes goes with them."""
@@ -94,12 +94,12 @@ class Overlays:
         if block.nbytes - size > least_rest:
             rest = self._cut(overlay, block.offset + size, block.nbytes - size)
             block.nbytes = size
-            heappush(self._apart, rest.key)
+            insort(self._apart, rest.key)
             self._credit -= 1
         return block
 
     def span(self, tiles: list[Block]) -> Block:
-        """One block over neighbours that are all in their heaps, in use; they become its cuts."""
+        """One block over neighbours that could all be handed out, in use; they become its cuts."""
         first, last = tiles[0], tiles[-1]
         whole = Block(first.segment, first.offset, sum(tile.nbytes for tile in tiles))
         whole.free = False
@@ -135,10 +135,10 @@ class Overlays:
         if previous is None:
             whole.segment.first = tiles[0]
         for tile in tiles:
-            tile.overlay, tile.key = None, tile.ptr
+            tile.overlay, tile.key = None, -tile.ptr
             self._at[tile.key] = tile
             if not tile.in_use:
-                heappush(tile.siblings, tile.key)
+                insort(tile.siblings, tile.key)
             link(previous, tile)
             previous = tile
         link(previous, following)
@@ -157,7 +157,7 @@ class Overlays:
 
     def _add(self, overlay: Overlay, cut: Block) -> None:
         # The first cut lies where the whole does, which has that address for its key. Addresses are even.
-        cut.key = cut.ptr + 1
+        cut.key = -cut.ptr - 1
         cut.overlay = overlay
         overlay.cuts.append(cut)
         self._at[cut.key] = cut
@@ -168,9 +168,8 @@ class Overlays:
 
 
 def withdraw(block: Block) -> None:
-    """Takes a block out of the middle of its heap."""
-    block.siblings.remove(block.key)
-    heapify(block.siblings)
+    """Takes a block out of the middle of its siblings."""
+    del block.siblings[bisect_left(block.siblings, block.key)]
 
 
 def shortest_run(segments: Iterable[Segment], size: int) -> list[Block] | None:

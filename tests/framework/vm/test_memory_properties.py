@@ -126,9 +126,10 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert sorted(free_large, key=lambda entry: entry[:2]) == self.memory._free_blocks.by_size
 
     @invariant()
-    def a_heap_has_what_can_be_handed_out(self) -> None:
-        heaps = {id(heap): heap for heap in (*self.memory._kept.values(), *self.memory._small.values())}
-        inside = sorted((key, id(heap)) for heap in heaps.values() for key in heap)
+    def siblings_are_what_can_be_handed_out(self) -> None:
+        lists = {id(alike): alike for alike in (*self.memory._kept.values(), *self.memory._small.values())}
+        inside = sorted((key, id(alike)) for alike in lists.values() for key in alike)
+        assert all(list(alike) == sorted(alike) for alike in lists.values())
         expected = []
         for key, block in self.memory._at.items():
             assert block.key == key
