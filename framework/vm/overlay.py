@@ -68,7 +68,8 @@ class Overlays:
 
     def take(self, block: Block) -> None:
         """Hands out a block that shares its memory, and has just left its siblings."""
-        self._credit = min(self._credit + 1, _CREDIT)
+        if self._credit < _CREDIT:
+            self._credit += 1
         block.overlay.take(block)  # type: ignore[union-attr]
 
     def to_cut(self, kept: Iterable[Siblings], size: int) -> Block | None:
