@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from framework.device import Device
@@ -44,11 +45,12 @@ class SGD:
                 raise ValueError(
                     f"SGD got a duplicate parameter: number {index} is number {first} again; give each once"
                 )
-        for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ValueError(f"{name} must be a number that is not negative; got {value}")
-        if nesterov and (momentum == 0 or dampening != 0):
-            raise ValueError("nesterov needs a momentum and no dampening")
+        made = next((index for index, parameter in enumerate(self.params) if not parameter.is_leaf), None)
+        if made is not None:
+            raise ValueError(
+                f"SGD moves leaves, and parameter {made} is the result of {self.params[made].node!r}: give what it was made of"
+            )
+        _check_settings(lr, momentum, dampening, weight_decay, nesterov)
         self.lr = lr
         self.momentum = momentum
         self.dampening = dampening
@@ -104,12 +106,28 @@ class SGD:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` gave. Raises ValueError where a buffer does not fit its parameter."""
+        """Takes over what `state_dict` gave.
+
+        Raises, before anything is taken over, TypeError for what is no such state, and ValueError where a buffer does not fit
+        its parameter or a setting is none that SGD takes.
+        """
+        if not isinstance(state, dict) or not state.keys() >= {"buffers", "settings"}:
+            given = (
+                f"a dict of {', '.join(map(str, state)) or 'nothing'}"
+                if isinstance(state, dict)
+                else type(state).__name__
+            )
+            raise TypeError(f"SGD takes what its own state_dict() gave, a dict of buffers, settings; got {given}")
         for index, buffer in state["buffers"].items():
-            if index >= len(self.params) or buffer.shape != self.params[index].shape:
+            if index not in range(len(self.params)) or buffer.shape != self.params[index].shape:
                 raise ValueError(f"the momentum buffer of parameter {index} does not fit this optimizer's parameters")
-        for name in _SETTINGS:
-            setattr(self, name, state["settings"][name])
+        missing = [name for name in _SETTINGS if name not in state["settings"]]
+        if missing:
+            raise ValueError(f"the settings of this state lack {', '.join(missing)}")
+        settings = {name: state["settings"][name] for name in _SETTINGS}
+        _check_settings(**settings)
+        for name, value in settings.items():
+            setattr(self, name, value)
         self._last = None
         self._buffers = {
             index: buffer.to(self.params[index].device).to(self.params[index].dtype).clone()
@@ -198,3 +216,13 @@ def _misfit(index: int, what: str, own: Array, held: Array) -> ValueError:
 
 
 _SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
+
+
+def _check_settings(lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool) -> None:
+    for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
+        if not isinstance(value, Real) or not value >= 0:
+            raise ValueError(f"{name} must be a number that is not negative; got {value!r}")
+    if not isinstance(dampening, Real):
+        raise ValueError(f"dampening must be a number; got {dampening!r}")
+    if nesterov and (momentum == 0 or dampening != 0):
+        raise ValueError("nesterov needs a momentum and no dampening")

@@ -109,11 +109,48 @@ def test_a_state_is_a_copy_and_must_fit() -> None:
         SGD([leaf(1, 2, 3)], 0.1).load_state_dict(state)
 
 
+SETTINGS = {"lr": 0.5, "momentum": 0.25, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False}
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "text"),
+    [
+        (TypeError, None, "SGD takes what its own state_dict.. gave, a dict of buffers, settings; got NoneType"),
+        (TypeError, {}, "got a dict of nothing"),
+        (TypeError, {"state": {}, "param_groups": []}, "got a dict of state, param_groups"),
+        (ValueError, {"buffers": {}, "settings": {"lr": 0.5}}, "the settings of this state lack momentum, dampening"),
+        (
+            ValueError,
+            {"buffers": {-1: flow.ones(2)}, "settings": SETTINGS},
+            "the momentum buffer of parameter -1 does not fit",
+        ),
+        (
+            ValueError,
+            {"buffers": {}, "settings": {**SETTINGS, "lr": -1}},
+            "lr must be a number that is not negative; got -1",
+        ),
+    ],
+)
+def test_a_state_that_is_none_changes_nothing(kind: type[Exception], state: Any, text: str) -> None:
+    x = leaf(1, 2)
+    optimizer = SGD([x], 0.1, momentum=0.9)
+    x.grad = flow.ones(2)
+    optimizer.step()
+    before = optimizer.state_dict()
+    with pytest.raises(kind, match=text):
+        optimizer.load_state_dict(state)
+    after = optimizer.state_dict()
+    assert after["settings"] == before["settings"]
+    assert after["buffers"][0].tolist() == before["buffers"][0].tolist() == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
         ({"lr": -0.1}, "lr must be a number that is not negative; got -0.1"),
         ({"lr": float("nan")}, "lr must be a number that is not negative; got nan"),
+        ({"lr": "0.1"}, "lr must be a number that is not negative; got '0.1'"),
+        ({"lr": 0.1, "dampening": None}, "dampening must be a number; got None"),
         ({"lr": 0.1, "momentum": -1}, "momentum must be a number that is not negative; got -1"),
         ({"lr": 0.1, "weight_decay": -1}, "weight_decay must be a number that is not negative; got -1"),
         ({"lr": 0.1, "nesterov": True}, "nesterov needs a momentum and no dampening"),
@@ -137,6 +174,10 @@ def test_parameters_that_are_none() -> None:
         SGD(leaf(1, 2), 0.1)
     with pytest.raises(TypeError, match="got Tensor, int"):
         SGD([leaf(1), 5], 0.1)
+    with pytest.raises(
+        ValueError, match=r"SGD moves leaves, and parameter 1 is the result of .*exp.*: give what it was made"
+    ):
+        SGD([leaf(1), leaf(1).exp()], 0.1)
 
 
 def test_its_memory_is_named() -> None:
