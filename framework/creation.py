@@ -88,6 +88,8 @@ def arange(
     """The numbers from `start` (0 where only one is given) up to but without `stop`; int64 for integers."""
     if stop is None:
         start, stop = 0, start
+    if step == 0:
+        raise ValueError(f"arange() from {start} to {stop} needs a step that is not 0")
     values = np.arange(start, stop, step)
     return tensor(values, dtype=dtype or (dtypes.float32 if values.dtype.kind == "f" else dtypes.int64), **options)
 

@@ -230,9 +230,14 @@ class Module:
         The state of a module fits a `DistributedDataParallel` that holds it, whose names begin with `module.`, and the other
         way round.
 
-        Raises ValueError, before anything is copied, for a shape that differs and, if `strict`, for names that
-        are missing or unknown.
+        Raises, before anything is copied, TypeError for what has no names, and ValueError for a shape that differs and, if
+        `strict`, for names that are missing or unknown.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(
+                "load_state_dict() takes tensors or arrays by their names, as state_dict() gives them;"
+                f" got {type(state).__name__}"
+            )
         own = self.state_dict()
         state = _with_names_of(own, state)
         faults = [

@@ -66,7 +66,7 @@ def max_pool2d(x: Tensor, kernel_size: int | Pair, stride: int | Pair | None = N
     kernel = pair("kernel_size", kernel_size, least=1)
     padded = pair("padding", padding, least=0)
     if any(2 * p > k for p, k in zip(padded, kernel, strict=True)):
-        raise ValueError(f"max_pool2d pads by at most half its window {kernel}; got {padded}")
+        raise ValueError(f"max_pool2d pads a window of {kernel} by at most half of it; got {padded}")
     steps = kernel if stride is None else pair("stride", stride, least=1)
     return apply(MaxPool2d, x, kernel=kernel, stride=steps, padding=padded)
 

@@ -57,6 +57,8 @@ def test_filled() -> None:
     assert flow.ones((2,)).tolist() == [1, 1]
     for given in ((0,), (2, 2), (5, 1)):
         assert (flow.arange(*given).dtype, flow.arange(*given).tolist()) == (flow.int64, [])
+    with pytest.raises(ValueError, match=r"arange\(\) from 0 to 10 needs a step that is not 0"):
+        flow.arange(0, 10, 0)
     assert flow.arange(0, 1, 0.5).dtype is flow.float32
     assert flow.full((2, 1), 3.5).tolist() == [[3.5], [3.5]]
     assert flow.full(2, 3, dtype=flow.float64).tolist() == [3, 3]

@@ -134,6 +134,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_copied() -> None:
         module.load_state_dict({**{k: v for k, v in state.items() if k != "first.bias"}, "module.scale": np.ones(2)})
     with pytest.raises(ValueError, match=r"missing scale, seen, first\.weight and 2 more"):
         module.load_state_dict({})
+    for given, kind in ((None, "NoneType"), ("weights.npz", "str"), ([1], "list")):
+        with pytest.raises(TypeError, match=rf"takes tensors or arrays by their names, .*; got {kind}"):
+            module.load_state_dict(given)  # type: ignore[arg-type]
     assert module.scale.tolist() == before
     module.load_state_dict({"scale": np.array([5.0, 6.0]), "more": np.ones(1)}, strict=False)
     assert module.scale.tolist() == [5, 6]

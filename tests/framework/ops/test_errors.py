@@ -29,7 +29,7 @@ REFUSED: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "conv2d, integers": (lambda: F.conv2d(INTEGERS, INTEGERS), TypeError, "conv2d takes operands of one floating-point type; got flow.int64"),
     "conv2d, array": (lambda: F.conv2d(IMAGES, np.ones((8, 4, 3, 3), np.float32)), TypeError, r"conv2d takes tensors; got ndarray, which flow.tensor\(\) converts"),
     "max_pool2d, window": (lambda: F.max_pool2d(IMAGES, 7), ValueError, "max_pool2d: a window of 7 does not fit an image of 6 padded by 0"),
-    "max_pool2d, padding": (lambda: F.max_pool2d(IMAGES, 3, padding=2), ValueError, r"max_pool2d pads by at most half its window \(3, 3\); got \(2, 2\)"),
+    "max_pool2d, padding": (lambda: F.max_pool2d(IMAGES, 3, padding=2), ValueError, r"max_pool2d pads a window of \(3, 3\) by at most half of it; got \(2, 2\)"),
     "max_pool2d, dimensions": (lambda: F.max_pool2d(VECTOR, 2), ValueError, r"max_pool2d takes images"),
     "max_pool2d, integers": (lambda: F.max_pool2d(INTEGERS, 2), TypeError, "max_pool2d takes operands of one floating-point type; got flow.int64"),
     "max_pool2d, fractions": (lambda: F.max_pool2d(IMAGES, (2.0, 2)), ValueError, r"kernel_size is one integer >= 1, or two; got \(2.0, 2\)"),
