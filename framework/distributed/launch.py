@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-prefix", action="store_true", help="leave the ranks' output as it is, without `[rank 0]` in front")
     add("-m", dest="module", action="store_true", help="SCRIPT is a module, as for `python -m`")
     add("script", metavar="SCRIPT")
-    add("script_arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    add("script_arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER).required = False  # else said to be missing
     return parser
 
 

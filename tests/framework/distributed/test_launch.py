@@ -408,6 +408,15 @@ def test_what_is_wrong_is_said_in_one_line(
     assert words in err
 
 
+def test_a_script_that_is_not_given_is_the_one_thing_missing(capfd: pytest.CaptureFixture[str]) -> None:
+    from framework.distributed.launch import main
+
+    with pytest.raises(SystemExit) as ended:
+        main(["--nproc-per-node", "2"])
+    assert ended.value.code == 2
+    assert capfd.readouterr().err == "launch: the following arguments are required: SCRIPT; --help says more\n"
+
+
 class Told(list[int]):
     """In the guard's place: holds the ranks that it is told of, and does something as each is started."""
 
