@@ -124,9 +124,16 @@ def _points(
 ) -> tuple[list[ImportedPoint], int]:
     """The points of one comment, and how many relative speeds in it belong to none of them."""
     points: list[ImportedPoint] = []
+    # The reference's time is stated again before each engine that stands beside it; an equal sum says that it is the same.
+    stated: set[str] = set()
+    repeated: set[int] = set()
     alone, case = 0, 0  # `case` is where the times begin that a relative speed can be made of
     for entry in entries:
         if entry["kind"] == "time":
+            words = json.dumps({**entry, "mark": None})
+            if words in stated and entry["total"] is not None:
+                repeated.add(len(points))
+            stated.add(words)
             points.append(_point(entry, len(points), comment, date, gpu))
         elif entry["kind"] == "relative":
             subjects = [index for index in range(case, len(points)) if _is_subject(points[index], entry)]
@@ -135,7 +142,8 @@ def _points(
             else:
                 points[subjects[0]] = _with_relative(points[subjects[0]], entry["value"])
             case = len(points)
-    return points, alone
+    # One that has a relative speed of its own says something new.
+    return [one for one in points if one.position not in repeated or one.relative_speed is not None], alone
 
 
 def _is_subject(point: ImportedPoint, entry: dict[str, Any]) -> bool:

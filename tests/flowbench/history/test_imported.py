@@ -47,6 +47,19 @@ def test_a_text_becomes_points_with_gpu_cell_and_times() -> None:
     assert read.remarks == ()
 
 
+def test_a_reference_that_stands_before_each_engine_is_one_point() -> None:
+    head = "GPU Name: V100\n\nPyTorch resnet50 time: 140.1ms (= 7005.0ms / 50, input_shape=[16, 3, 224, 224], backward is enabled)\n"
+    other = TEXT.splitlines()[4].replace("OneFlow", "Other").replace("128.0", "140.1").replace("6400.0", "7005.0")
+    read = imported.read(f"{TEXT}\n{head}{other}\nRelative speed: 1.00 (= 140.1ms / 140.1ms)\n", "t", date="2022-03-31")
+    assert [(point.position, point.framework, point.time_ms) for point in read.points] == [
+        (0, "PyTorch", 140.1),
+        (1, "OneFlow", 128.0),
+        (2, "OneFlow", 154.5),
+        (3, "PyTorch", 162.0),
+        (5, "Other", 140.1),  # 4 is 0 again
+    ]
+
+
 def test_seconds_become_milliseconds_and_keep_their_ratio() -> None:
     text = (
         "PyTorch resnet50 time: 0.140s (= 7.005s / 50, input_shape=[16, 3, 224, 224], backward is enabled)\n"
