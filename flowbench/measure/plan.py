@@ -92,6 +92,11 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
         raise FlowbenchError(f"nothing can be measured here: {reasons}")
     if request.launcher is not None:
         _check_launcher(request.launcher, cells)
+    elif request.launcher_options:
+        raise FlowbenchError(
+            f"--launcher-option {request.launcher_options[0]} is for --launcher, which is not given: name torchrun, mpirun or"
+            " srun, or leave it out"
+        )
     created = datetime.now(UTC)
     return RunDocument(
         run_id=new_run_id(created),

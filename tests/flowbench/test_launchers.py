@@ -133,6 +133,13 @@ def test_a_launcher_that_is_not_there_is_named_by_the_plan(launcher: str, monkey
         plan_run(replace(asked, world_sizes=(1,)), ("test",))
 
 
+def test_an_option_of_no_launcher_is_refused_by_the_plan() -> None:
+    asked = Request(preset="smoke", engines=("toy",), reference="none", models=("linear",), world_sizes=(2,))
+    assert plan_run(asked, ("test",)).protocol.launcher_options == ()
+    with pytest.raises(FlowbenchError, match="--launcher-option --host=a,b is for --launcher, which is not given"):
+        plan_run(replace(asked, launcher_options=("--host=a,b",)), ("test",))
+
+
 @pytest.mark.usefixtures("srun")
 def test_a_caller_without_the_token_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     launched = Launched("srun", ("--partition=none",), 1, {**os.environ})
