@@ -69,16 +69,23 @@ def terminal_style() -> Style:
 def read_templates(folder: Path) -> dict[str, str]:
     """The templates in `folder` by their names; FlowbenchError where it has none that a report is made from."""
     try:
-        found = {path.name: path.read_text(encoding="utf-8") for path in sorted(folder.iterdir()) if path.is_file()}
+        paths = [path for path in sorted(folder.iterdir()) if path.is_file()]
     except OSError as error:
         raise FlowbenchError(f"{folder}: {error.strerror or error}, expected a folder of templates") from None
-    except UnicodeDecodeError as error:
-        raise FlowbenchError(f"{folder}: a template is not UTF-8 text (byte {error.start})") from None
-    if not set(found) & set(TEMPLATES):
+    if not {path.name for path in paths} & set(TEMPLATES):
         raise FlowbenchError(
             f"{folder} has none of the templates {', '.join(TEMPLATES)}: name yours like the one it replaces"
         )
-    return found
+    return {path.name: _template(path) for path in paths}
+
+
+def _template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FlowbenchError(f"{path}: {error.strerror or error}, expected a readable template") from None
+    except UnicodeDecodeError as error:
+        raise FlowbenchError(f"{path}: not UTF-8 text (byte {error.start}), expected a template") from None
 
 
 def read_history(folder: Path) -> tuple[Series, ...]:

@@ -137,6 +137,16 @@ class TestTemplates:
         status, _, err = flowbench("--format", "html", "--templates", "nowhere")
         assert err == "flowbench: nowhere: No such file or directory, expected a folder of templates\n"
 
+    def test_a_template_that_is_no_text_is_named(self, flowbench: Callable, tmp_path: Path) -> None:
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "logo.png").write_bytes(b"\x89PNG")
+        status, _, err = flowbench("--format", "html", "--templates", "mine")
+        assert (status, "has none of the templates" in err) == (2, True)  # what else lies there is not read for it
+        (tmp_path / "mine" / "page.css").write_bytes(b"ok \xff")
+        (tmp_path / "mine" / "logo.png").unlink()
+        status, _, err = flowbench("--format", "html", "--templates", "mine")
+        assert err == "flowbench: mine/page.css: not UTF-8 text (byte 3), expected a template\n"
+
     def test_a_template_that_says_too_much_is_cut(self, flowbench: Callable, tmp_path: Path) -> None:
         text = "{{ verdict }}\n{% for n in range(9000) %}line {{ n }}\n{% endfor %}"
         status, out, _ = self.render(flowbench, tmp_path / "mine", report_md_j2=text)
