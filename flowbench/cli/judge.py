@@ -18,7 +18,9 @@ def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where it is measured."),
         click.option("--threads", type=click.IntRange(1, 10_000), help="CPU threads. Default: the cores here."),
-        click.option("--pairs", type=COUNT, help="The most rounds of sampling. Default: 20, within the wall cap."),
+        click.option(
+            "--pairs", type=COUNT, help="The most rounds of sampling, at least 6. Default: 20, within the wall cap."
+        ),
         click.option("--warmup", type=click.IntRange(0, 1_000_000), help="Steps before them that are not counted."),
         click.option("--steps", type=COUNT, help="Timed steps per process."),
         click.option(

@@ -24,7 +24,7 @@ def changes(document: RunDocument) -> Iterator[str]:
 
 def profile_lines(cell: Cell, profile: Profile) -> Iterator[str]:
     """A profile in words: its ops, its peak and the tensors alive there, the largest first."""
-    yield f"{one_line(cell.label)}: one step op by op, {milliseconds(profile.step_ms)} ms (slower than a timed step)"
+    yield f"{one_line(cell.label)}: one step op by op, {milliseconds(profile.step_ms)} ms (observed, which slows it)"
     for op in profile.ops[:MOST_SHOWN]:
         share = 100 * op.total_ms / profile.ops_ms if profile.ops_ms else 0.0
         name = _name(op.op, op.shape, op.module)
