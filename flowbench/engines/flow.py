@@ -152,6 +152,8 @@ class FlowEager(Engine):
             return f"flow-eager trains in float32, not in {case.precision}"
         if case.mode != "eager":
             return f"flow-eager runs op by op, not in mode {case.mode}"
+        if case.model != "linear" and case.input_shape[1] != 3:
+            return f"Flow's ResNets take images of 3 channels, not of {case.input_shape[1]}"
         return ranks_refusal(case)
 
 

@@ -72,6 +72,22 @@ def test_what_is_no_engine_is_refused_by_name(
         load_engine("toy")
 
 
+def test_images_that_flows_resnets_do_not_take_are_refused_by_the_plan() -> None:
+    asked = Request(
+        preset="smoke",
+        models=("resnet18", "linear"),
+        batch_sizes=(4,),
+        image_shape=(1, 64, 64),
+        engines=("flow-eager",),
+        reference="none",
+    )
+    document = plan_run(asked, ("test",))
+    assert [cell.case.model for cell in document.cells] == ["linear"]
+    (left_out,) = document.not_measured
+    assert left_out.reason == "Flow's ResNets take images of 3 channels, not of 1"
+    assert "resnet18 [4, 1, 64, 64]" in left_out.what
+
+
 @pytest.mark.parametrize("question", ["unavailable", "unsupported"])
 def test_an_engine_that_raises_when_asked_is_not_measured(
     question: str, toys: Path, monkeypatch: pytest.MonkeyPatch
