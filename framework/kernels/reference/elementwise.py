@@ -79,9 +79,9 @@ def relu(y: Array, x: Array) -> None:
 
 @kernel(outputs=1)
 def relu_backward(grad_x: Array, grad_y: Array, y: Array) -> None:
-    """grad_x = grad_y where y > 0, else 0."""
+    """grad_x = 0 where y <= 0, else grad_y: what is no number stays so."""
     # Chosen rather than multiplied by 0, which would make a NaN of an infinity.
-    grad_x.ndarray[...] = np.where(y.ndarray > 0, grad_y.ndarray, 0)
+    grad_x.ndarray[...] = np.where(y.ndarray <= 0, 0, grad_y.ndarray)
 
 
 @kernel(outputs=1)

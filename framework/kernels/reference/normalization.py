@@ -186,7 +186,7 @@ def _finish(
         total = np.maximum(total, 0)
     y.ndarray[...] = total
     if mask is not None:
-        mask.ndarray[...] = np.packbits(total > 0)
+        mask.ndarray[...] = np.packbits(~(total <= 0))
 
 
 def _masked(gradient: np.ndarray, mask: Array | None, relu: bool) -> np.ndarray:

@@ -193,6 +193,9 @@ def test_elementwise_at_its_edges() -> None:
         grad, on_device([1.0, 1.0, np.inf, np.inf, 1.0, np.nan]), on_device([0.0, 1.0, 0.5, 0.0, np.inf, 0.0])
     )
     assert grad.ndarray.tolist() == [0, 1, np.inf, 0, 1, 0]
+    passed = empty(2)
+    elementwise.relu_backward(passed, on_device([3.0, np.nan]), on_device([np.nan, np.nan]))
+    np.testing.assert_array_equal(passed.ndarray, [3, np.nan])
     divided = empty(3)
     elementwise.divide(divided, on_device([1.0, -1.0, 0.0]), on_device([0.0] * 3))
     np.testing.assert_array_equal(divided.ndarray, [np.inf, -np.inf, np.nan])
