@@ -61,6 +61,12 @@ __device__ __forceinline__ bool is_nan(T value) {
     return value != value;
 }
 
+// Whether a ReLU lets the gradient through, from its input or its result: also what is no number, so that it is seen.
+template <class T>
+__device__ __forceinline__ bool is_open(T value) {
+    return !(value <= T(0));
+}
+
 __device__ __forceinline__ float inverse_root(float value) { return 1.0f / sqrtf(value); }
 __device__ __forceinline__ double inverse_root(double value) { return 1.0 / sqrt(value); }
 __device__ __forceinline__ float multiply_add(float a, float b, float c) { return fmaf(a, b, c); }

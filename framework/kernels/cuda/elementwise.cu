@@ -27,7 +27,7 @@ DECLARE(Multiply, TYPE, a* b)
 DECLARE(Equal, bool, a == b)
 DECLARE(Negative, TYPE, -a)
 DECLARE(Relu, TYPE, a > Value(0) || is_nan(a) ? a : Value(0))
-DECLARE(ReluBackward, TYPE, b > Value(0) ? a : Value(0))
+DECLARE(ReluBackward, TYPE, is_open(b) ? a : Value(0))
 DECLARE(Fill, TYPE, a)
 #if FLOATING
 DECLARE(Divide, TYPE, a / b)

@@ -163,7 +163,7 @@ __device__ __forceinline__ void apply(STORAGE* y, uint8* bits, const STORAGE* x,
         for (int k = 0; k < UNROLL; k++) {
             const bool valid = i + k * walk.step < total;
             const Elements result = own.normalise<RELU, RESIDUAL>(taken[k], added[k]);
-            if (BITS) store_bits(bits, i + k * walk.step, valid ? positive_bits(result) : 0, valid);
+            if (BITS) store_bits(bits, i + k * walk.step, valid ? open_bits(result) : 0, valid);
             if (valid) store_pack<STORAGE, WIDTH>(y, i + k * walk.step, result);
         }
     }

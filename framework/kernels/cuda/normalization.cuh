@@ -133,10 +133,10 @@ struct Channels {
 
 enum class Mask { NONE, RECOMPUTED, BITS };
 
-__device__ __forceinline__ uint32 positive_bits(const Elements& values) {
+__device__ __forceinline__ uint32 open_bits(const Elements& values) {
     uint32 bits = 0;
 #pragma unroll
-    for (int i = 0; i < WIDTH; i++) bits |= (get(values.at[i]) > Value(0) ? 1u : 0u) << i;
+    for (int i = 0; i < WIDTH; i++) bits |= (is_open(get(values.at[i])) ? 1u : 0u) << i;
     return bits;
 }
 
@@ -169,7 +169,7 @@ struct ReluMask {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             const bool open =
-                MASK == Mask::BITS ? (loaded >> i & 1) != 0 : coefficients.at(i, get(x.at[i])) > Value(0);
+                MASK == Mask::BITS ? (loaded >> i & 1) != 0 : is_open(coefficients.at(i, get(x.at[i])));
             result.at[i] = open ? gradient.at[i] : put<STORAGE>(Value(0));
         }
         return result;

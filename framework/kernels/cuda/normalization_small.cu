@@ -128,7 +128,7 @@ __device__ __forceinline__ void normalise(
     for (int k = 0; k < HELD; k++) {
         const bool valid = hold.has(k);
         const Elements result = own.normalise<RELU, RESIDUAL>(taken[k], added[k]);
-        if (BITS) store_bits(bits, hold.at(k), valid ? positive_bits(result) : 0, valid);
+        if (BITS) store_bits(bits, hold.at(k), valid ? open_bits(result) : 0, valid);
         if (valid) store_pack<STORAGE, WIDTH>(y, hold.at(k), result);
     }
     cluster_wait();

@@ -15,8 +15,9 @@ struct Tensors {
 };
 
 struct Chunks {
+    int64 count[MOST];    // the elements of each tensor
     int first[MOST + 1];  // the first block of each tensor, and behind the last one the number of blocks
-    int count[MOST];      // the elements of each tensor
+    int tensors;
 };
 
 struct Step {
@@ -34,8 +35,8 @@ struct Step {
 };
 
 KERNEL sgd_step(const __grid_constant__ Tensors tensors, double rate, double momentum, double kept, double decay,
-                int64 flags, const __grid_constant__ Chunks chunks, int tensor_count) {
-    int low = 0, high = tensor_count - 1;
+                int64 flags, const __grid_constant__ Chunks chunks) {
+    int low = 0, high = chunks.tensors - 1;
     const int block = blockIdx.x;
     while (low < high) {
         const int middle = (low + high + 1) / 2;
@@ -49,13 +50,13 @@ KERNEL sgd_step(const __grid_constant__ Tensors tensors, double rate, double mom
     TYPE* parameter = tensors.parameter[low];
     TYPE* buffer = tensors.buffer[low];
     const TYPE* gradient = tensors.gradient[low];
-    const int count = chunks.count[low], start = (block - chunks.first[low]) * CHUNK;
-    const int stop = min(count, start + CHUNK);
+    const int64 start = static_cast<int64>(block - chunks.first[low]) * CHUNK;
+    const int64 stop = min(chunks.count[low], start + CHUNK);
     const bool aligned = ((reinterpret_cast<uint64>(parameter) | reinterpret_cast<uint64>(buffer) |
                            reinterpret_cast<uint64>(gradient)) % 16) == 0;
     if (aligned && stop - start == CHUNK) {
         Pack<TYPE, WIDTH> p[UNROLL], b[UNROLL], g[UNROLL];
-        const int first = start / WIDTH + threadIdx.x;
+        const int64 first = start / WIDTH + threadIdx.x;
 #pragma unroll
         for (int k = 0; k < UNROLL; k++) {
             p[k] = load_pack<TYPE, WIDTH>(parameter, first + k * THREADS);
@@ -76,7 +77,7 @@ KERNEL sgd_step(const __grid_constant__ Tensors tensors, double rate, double mom
         }
         return;
     }
-    for (int i = start + threadIdx.x; i < stop; i += THREADS) {
+    for (int64 i = start + threadIdx.x; i < stop; i += THREADS) {
         Value value = get(parameter[i]), held = step.has_buffer && !step.is_first ? get(buffer[i]) : Value(0);
         step.apply(value, held, get(gradient[i]));
         parameter[i] = put<TYPE>(value);

@@ -15,7 +15,7 @@ from framework.vm import scratch
 from framework.vm.array import Array, Layout, contiguous_stride, group
 
 # How many tensors one launch takes: the least of these that holds all. An argument block may have 32764 bytes.
-_CAPACITIES = (16, 64, 192, 512, 1000)
+_CAPACITIES = (16, 64, 192, 512, 900)
 _CHUNK_BYTES = 256 * 4 * 16
 _HAS_BUFFER, _IS_FIRST, _NESTEROV = 1, 2, 4
 
@@ -114,8 +114,8 @@ def _plan(
         compiler.function(device, "optimizer.cu", "sgd_step", TYPE=compiler.cxx(dtype), MOST=capacity),
         (first[-1], 1),
         f"{3 * capacity}Q4dq",
-        f"{2 * capacity + 2}i",
-        (*first, *rest, *counts, *rest, len(counts)),
+        f"{capacity}q{capacity + 2}i",
+        (*counts, *rest, *first, *rest, len(counts)),
     )
     return capacity, run, odd
 

@@ -157,6 +157,35 @@ def test_one_launch_and_two_passes_agree(monkeypatch, shape, has_residual, dtype
 
 
 @gpu
+@pytest.mark.parametrize("shape", [(2, 64, 7, 7), (4, 64, 60, 60)])
+def test_the_gradient_of_what_is_no_number_passes_the_relu(shape):
+    """One launch and two passes; the mask as bits, and had again from what is kept."""
+    kernels = runtime(flow.device("cuda"))
+    random = np.random.default_rng(4)
+    x, residual, gradient = (random.standard_normal(shape).astype(np.float32) for _ in range(3))
+    residual[1, 3, 2, 1] = np.nan
+    y, mean, inv_std, mask, given, weight = _normalised(x, residual)
+    assert np.argwhere(np.isnan(kernels.to_host(y))).tolist() == [[1, 3, 2, 1]]
+    masked, grad_x = kernels.empty_like(given), kernels.empty_like(given)
+    kernels.batch_norm_backward(
+        grad_x, None, None, masked, _on_device(gradient), given, weight, mean, inv_std, mask, relu=True
+    )
+    assert kernels.to_host(masked)[1, 3, 2, 1] == gradient[1, 3, 2, 1]
+    # Outside training it touches nothing but its own place.
+    x[1, 3, 2, 1] = np.nan
+    given, zeros, ones = _on_device(x), _on_device(np.zeros(shape[1])), _on_device(np.ones(shape[1]))
+    mask = kernels.empty((normalization.batch_norm_mask_bytes(given, has_residual=False),), uint8)
+    grad_bias = kernels.empty_like(zeros)
+    kernels.batch_norm_eval(y, mask, given, ones, zeros, zeros, ones, None, eps=0.0, relu=True)
+    kernels.batch_norm_eval_backward(
+        grad_x, None, grad_bias, None, _on_device(gradient), given, ones, zeros, ones, mask, eps=0.0, relu=True
+    )
+    expected = np.where(x <= 0, 0, gradient)
+    assert kernels.to_host(grad_bias) == pytest.approx(expected.sum((0, 2, 3), dtype=np.float64), rel=1e-4, abs=1e-4)
+    assert np.array_equal(kernels.to_host(grad_x)[~np.isnan(x)], expected[~np.isnan(x)])
+
+
+@gpu
 def test_a_target_that_is_no_class_is_told_when_asked():
     device = flow.device("cuda")
     kernels = runtime(device)
@@ -208,6 +237,22 @@ def test_one_step_for_many_tensors_of_all_layouts(settings_of_step):
             assert kernels.to_host(buffers[i]) == pytest.approx(b, rel=1e-5, abs=1e-6)
             g = g + attributes["momentum"] * b if attributes["nesterov"] else b
         assert kernels.to_host(parameters[i]) == pytest.approx(p - attributes["lr"] * g, rel=1e-5, abs=1e-6)
+
+
+@gpu
+def test_one_step_for_a_tensor_of_more_elements_than_32_bits_count():
+    kernels = runtime(flow.device("cuda"))
+    count = 2**31 + 5000
+    if flow.cuda.mem_get_info()[0] < 5 * count:
+        pytest.skip(f"needs {5 * count / 2**30:.0f} GiB of free GPU memory")
+    parameter, grad = (kernels.full((count,), value, bfloat16) for value in (0, 1))
+    kernels.table.kernels["sgd_step"](
+        (parameter,), None, (grad,), lr=1.0, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False, first=False
+    )
+    for start in (0, 2**31 - 100, count - 4999):
+        part = kernels.empty((4999,), float32)
+        kernels.copy(part, parameter.view((4999,), (1,), start))
+        assert np.array_equal(kernels.to_host(part), np.full(4999, -1, np.float32)), start
 
 
 @gpu

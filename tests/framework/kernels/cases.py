@@ -123,6 +123,8 @@ def elementwise() -> Cases:
     ):
         y = np.maximum(y, 0)
         yield "relu_backward", Case(label, (Out(y.shape),), (draw(*y.shape, seed=1), y))
+    y = np.array([0.0, 1.0, np.inf, np.nan, 1e-30, 80.0])
+    yield "relu_backward", Case("special values", (Out((6,)),), (draw(6, seed=1), y))
     repeated = np.broadcast_to(np.array(0.25), (2, 3, 4, 5))
     yield "relu_backward", Case("repeated gradient", (Out((2, 3, 4, 5)),), (repeated, np.maximum(draw(2, 3, 4, 5), 0)))
     same = np.array([[1.0, 2.0, np.nan], [0.0, -0.0, np.inf]])
