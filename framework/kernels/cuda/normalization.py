@@ -17,9 +17,9 @@ from framework.kernels.cuda.dense import Dense
 from framework.kernels.table import kernel
 from framework.vm.array import Array, Layout
 
-# What is smaller than this, or than so much for each image, is kept: the launch would cost more than the memory is worth.
-_REMADE_BYTES = 8 * 1024 * 1024
-_REMADE_IMAGE_BYTES = 512 * 1024
+# A result of at least so many bytes, and so many for each image, is made again for backward. In short steps the launch would
+# cost more than the memory is worth; in long ones less is worth it.
+_REMADE_BYTES = ((6 * 1024 * 1024, 512 * 1024), (16 * 1024 * 1024, 384 * 1024))
 
 
 def batch_norm_mask_bytes(x: Array | Layout, *, has_residual: bool) -> int:
@@ -33,8 +33,8 @@ def batch_norm_mask_bytes(x: Array | Layout, *, has_residual: bool) -> int:
 
 def batch_norm_remakes(x: Array | Layout) -> bool:
     """Whether a result is large, for the device and for the two passes over it that making it again costs."""
-    nbytes = x.nbytes
-    return nbytes >= _REMADE_BYTES and nbytes >= x.shape[0] * _REMADE_IMAGE_BYTES
+    nbytes, images = x.nbytes, x.shape[0]
+    return any(nbytes >= least and nbytes >= images * of_image for least, of_image in _REMADE_BYTES)
 
 
 def _prepare_train(

@@ -12,7 +12,8 @@ import pytest
 import framework as flow
 from framework.cuda import streams
 from framework.device import Device
-from framework.kernels.cuda import cudnn, disk, library
+from framework.kernels.cuda import cudnn, disk, library, normalization
+from framework.vm.array import Layout, channels_last_stride
 
 
 def test_devices_have_names():
@@ -91,3 +92,13 @@ def test_what_dies_with_the_process_leaves_the_driver_alone(of: type, held: dict
     of.__del__(SimpleNamespace(**held), lambda: True)
     with pytest.raises((NameError, AttributeError)):  # it would have gone on to the driver
         of.__del__(SimpleNamespace(**held), lambda: False)
+
+
+def test_what_is_large_for_its_step_is_made_again_for_backward():
+    def is_remade(batch: int, channels: int, size: int) -> bool:
+        shape = (batch, channels, size, size)
+        return normalization.batch_norm_remakes(Layout.of(shape, channels_last_stride(shape), flow.float32))
+
+    inner = {batch: [is_remade(batch, 64 * 2**i, 56 // 2**i) for i in range(4)] for batch in (1, 4, 8, 16, 32, 64, 256)}
+    first, two = [True, False, False, False], [True, True, False, False]
+    assert inner == {1: [False] * 4, 4: [False] * 4, 8: first, 16: first, 32: first, 64: two, 256: two}
