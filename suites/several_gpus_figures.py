@@ -68,7 +68,7 @@ def memory(document: RunDocument, own: Cell, kinds: Sequence[str]) -> Iterator[F
         if ours is None or theirs is None:
             yield Figure(what, reason or _untold([sample for pair in pairs for sample in pair]), bar, None)
         else:
-            value = f"{ours / theirs:.2f} ({ours / 2**20:.0f} / {theirs / 2**20:.0f} MiB)"
+            value = f"{ours / theirs:.3f} ({ours / 2**20:.0f} / {theirs / 2**20:.0f} MiB)"
             yield Figure(what, value, bar, ours / theirs <= MOST_MEMORY)
 
 

@@ -111,7 +111,7 @@ def test_memory_is_that_of_the_largest_rank_and_a_kind_nobody_tells_is_not_measu
     whole = document()
     lines = list(several_gpus_figures.memory(whole, own(whole), ("peak allocated", "GPU used")))
     assert [line.verdict for line in lines] == ["met", "met"]
-    assert lines[0].value.startswith("0.84 (")
+    assert lines[0].value.startswith("0.840 (")
     bare = [
         replace(one, ranks=tuple(replace(r, memory=replace(r.memory, gpu_uses=(), gpu_uses_how="no NVML")) for r in one.ranks))
         for one in whole.samples
