@@ -19,6 +19,7 @@ from framework.distributed.work import Work
 from framework.distributed.world import world
 from framework.dtype import uint8
 from framework.kernels.table import Kernel, kernel
+from framework.ops.checks import check_tensor
 from framework.tensor import Tensor
 from framework.vm.array import Array, contiguous_stride
 from framework.vm.host_stream import HostStream
@@ -33,6 +34,7 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None, asyn
 
     With `async_op` it returns at once, with a handle to wait for.
     """
+    check_tensor("all_reduce", tensor)
     group = group or world().everyone
     check_operation(op, tensor.dtype)
     call = _Call(group, tensor.device)
@@ -42,6 +44,7 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None, asyn
 
 def broadcast(tensor: Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replaces `tensor` on every rank by that of rank `src` (its number in the world)."""
+    check_tensor("broadcast", tensor)
     group = group or world().everyone
     call = _Call(group, tensor.device)
     array = call.inout(tensor.array)
@@ -55,9 +58,10 @@ def all_gather(
 
     All have the shape and the type of `tensor`.
     """
+    check_tensor("all_gather", tensor)
     group = group or world().everyone
     call = _Call(group, tensor.device)
-    joined = call.pieces(out, tensor, written=True)
+    joined = call.pieces("all_gather", out, tensor, written=True)
     return call.issue(_all_gather, (joined, call.input(tensor.array)), async_op)
 
 
@@ -65,10 +69,11 @@ def reduce_scatter(
     out: Tensor, tensor: Tensor | Sequence[Tensor], op: str = "sum", group: Group | None = None, async_op: bool = False
 ) -> Work | None:
     """Reduces over the ranks and gives each its piece: rank r the r-th of a list, or of a tensor cut into equal pieces."""
+    check_tensor("reduce_scatter", out)
     group = group or world().everyone
     check_operation(op, out.dtype)
     call = _Call(group, out.device)
-    joined = call.pieces(tensor, out, written=False)
+    joined = call.pieces("reduce_scatter", tensor, out, written=False)
     return call.issue(_reduce_scatter, (call.output(out.array), joined), async_op, op=op)
 
 
@@ -87,6 +92,7 @@ def send(tensor: Tensor, dst: int, group: Group | None = None, async_op: bool = 
 
     It may return before the tensor was received, but need not: let one of two ranks that exchange tensors receive first.
     """
+    check_tensor("send", tensor)
     group = group or world().everyone
     call = _Call(group, tensor.device)
     array = call.input(tensor.array)
@@ -95,6 +101,7 @@ def send(tensor: Tensor, dst: int, group: Group | None = None, async_op: bool = 
 
 def recv(tensor: Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Receives what rank `src` sends into `tensor`."""
+    check_tensor("recv", tensor)
     group = group or world().everyone
     call = _Call(group, tensor.device)
     array = call.output(tensor.array)
@@ -129,17 +136,20 @@ class _Call:
         """One element, for an instruction that writes nothing else."""
         return self._runtime.full((1,), 0, uint8)
 
-    def pieces(self, given: Tensor | Sequence[Tensor], like: Tensor, *, written: bool) -> Array:
+    def pieces(self, name: str, given: Tensor | Sequence[Tensor], like: Tensor, *, written: bool) -> Array:
         """A dense array with one piece like `like` for each rank, standing for a tensor or a list of them."""
         size = self.group.size
         if isinstance(given, Tensor):
             _check(given, like, "it", elements=size * like.numel())
             return self.output(given.array) if written else self.input(given.array)
+        if not isinstance(given, Sequence):
+            raise TypeError(f"{name} takes a tensor, or a list of one for each rank; got {type(given).__name__}")
         if len(given) != size:
             raise ValueError(f"{len(given)} tensors for the {size} ranks of group {self.group.name}; each has one")
         joined = self._runtime.empty((size, *like.shape), like.dtype)
         steps = contiguous_stride(joined.shape)
         for rank, tensor in enumerate(given):
+            check_tensor(name, tensor)
             _check(tensor, like, f"tensor {rank}", shape=like.shape)
             piece = joined.view(like.shape, steps[1:], rank * like.numel())
             if written:

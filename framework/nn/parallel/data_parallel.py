@@ -50,6 +50,8 @@ class DistributedDataParallel(Module):
         process_group: distributed.Group | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(module, Module):
+            raise TypeError(f"DistributedDataParallel takes a Module; got {type(module).__name__}")
         if not bucket_cap_mb > 0:
             raise ValueError(f"bucket_cap_mb is a size in MiB above 0, not {bucket_cap_mb!r}")
         if not any(True for _ in module.parameters()):

@@ -204,3 +204,39 @@ def test_a_process_can_part_and_meet_again() -> None:
         2,
     )
     assert said == ["well\n"] * 2
+
+
+def test_what_is_no_tensor_is_named() -> None:
+    said = run(
+        """
+        dist.init_process_group(timeout=30)
+        one, numbers = flow.zeros(2), [1.0, 2.0]
+        for call in (
+            lambda: dist.all_reduce(numbers), lambda: dist.broadcast(numbers, 0), lambda: dist.all_gather(one, numbers),
+            lambda: dist.all_gather(3, one), lambda: dist.all_gather([3], one), lambda: dist.reduce_scatter(numbers, one),
+            lambda: dist.reduce_scatter(one, numbers[:1]), lambda: dist.send(numbers, 0), lambda: dist.recv(numbers, 0),
+            lambda: flow.nn.parallel.DistributedDataParallel(len),
+        ):
+            try:
+                call()
+            except TypeError as error:
+                print(error)
+        """,
+        1,
+    )
+    takes, pieces = (
+        "takes tensors; got {}, which flow.tensor() converts",
+        "takes a tensor, or a list of one for each rank; got {}",
+    )
+    assert said == [
+        f"all_reduce {takes.format('list')}\n"
+        f"broadcast {takes.format('list')}\n"
+        f"all_gather {takes.format('list')}\n"
+        f"all_gather {pieces.format('int')}\n"
+        f"all_gather {takes.format('int')}\n"
+        f"reduce_scatter {takes.format('list')}\n"
+        f"reduce_scatter {takes.format('float')}\n"
+        f"send {takes.format('list')}\n"
+        f"recv {takes.format('list')}\n"
+        "DistributedDataParallel takes a Module; got builtin_function_or_method\n"
+    ]
