@@ -229,14 +229,19 @@ def test_what_is_no_tensor_is_named() -> None:
         "takes a tensor, or a list of one for each rank; got {}",
     )
     assert said == [
-        f"all_reduce {takes.format('list')}\n"
-        f"broadcast {takes.format('list')}\n"
-        f"all_gather {takes.format('list')}\n"
-        f"all_gather {pieces.format('int')}\n"
-        f"all_gather {takes.format('int')}\n"
-        f"reduce_scatter {takes.format('list')}\n"
-        f"reduce_scatter {takes.format('float')}\n"
-        f"send {takes.format('list')}\n"
-        f"recv {takes.format('list')}\n"
-        "DistributedDataParallel takes a Module; got builtin_function_or_method\n"
+        "\n".join(
+            (
+                f"all_reduce {takes.format('list')}",
+                f"broadcast {takes.format('list')}",
+                f"all_gather {takes.format('list')}",
+                f"all_gather {pieces.format('int')}",
+                f"all_gather {takes.format('int')}",
+                f"reduce_scatter {takes.format('list')}",
+                f"reduce_scatter {takes.format('float')}",
+                f"send {takes.format('list')}",
+                f"recv {takes.format('list')}",
+                "DistributedDataParallel takes a Module; got builtin_function_or_method",
+                "",
+            )
+        )
     ]
