@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from math import prod, sqrt
 
 from framework.autograd import no_grad
 from framework.random import default_generator
 from framework.tensor import Tensor
 
+_is_skipped = ContextVar("is_skipped", default=False)
+
+
+@contextmanager
+def skipped() -> Iterator[None]:
+    """Within it nothing is drawn, so that large modules are made at once: for one whose weights are loaded right after.
+
+    What a new parameter then holds is whatever was in its memory.
+    """
+    token = _is_skipped.set(True)
+    try:
+        yield
+    finally:
+        _is_skipped.reset(token)
+
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fills with U[low, high)."""
-    default_generator.uniform(tensor.array, low, high)
+    if not _is_skipped.get():
+        default_generator.uniform(tensor.array, low, high)
     return tensor
 
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fills with N(mean, std²)."""
-    default_generator.normal(tensor.array, mean, std)
+    if not _is_skipped.get():
+        default_generator.normal(tensor.array, mean, std)
     return tensor
 
 

@@ -120,6 +120,22 @@ def test_kaiming_normal_has_the_variance_that_it_should() -> None:
     assert init.constant_(flow.empty(3), 2.5).tolist() == [2.5] * 3
 
 
+def test_drawing_can_be_left_out_where_weights_are_loaded_next() -> None:
+    given = flow.models.resnet18(num_classes=5).state_dict()
+    flow.manual_seed(3)
+    expected = nn.Linear(7, 5).weight.detach().numpy()
+    flow.manual_seed(3)
+    with nn.init.skipped():
+        model = flow.models.resnet18(num_classes=5)
+        with pytest.raises(ValueError, match="mode is fan_in or fan_out"):
+            init.kaiming_normal_(flow.empty(2, 2), mode="fan")
+    # Nothing was drawn meanwhile, and what comes behind it is drawn again.
+    np.testing.assert_array_equal(nn.Linear(7, 5).weight.detach().numpy(), expected)
+    model.load_state_dict(given)
+    for name, value in model.state_dict().items():
+        np.testing.assert_array_equal(value.numpy(), given[name].numpy())
+
+
 def test_settings_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="groups must divide both channel numbers; got 3 for 4 and 6"):
         nn.Conv2d(4, 6, 3, groups=3)
