@@ -98,13 +98,13 @@ class _Pending:
             in_parts = type(target) is Node and target.operation.takes_parts and not target.hooks
             gathered.add(array, owned, in_parts=in_parts)
 
-    def owned_storages(self, node: Node) -> list[Storage]:
-        """The memory that is handed to the backward of `node` alone; a hook may keep what it sees."""
+    def owned(self, node: Node) -> list[int]:
+        """The serials of the memory that is handed to the backward of `node` alone; a hook may keep what it sees."""
         if node.hooks:
             return []
         if self.others is None:
-            return [] if self.first is None else self.first.owned_storages()
-        return [storage for grad in self.by_output().values() for storage in grad.owned_storages()]
+            return [] if self.first is None else self.first.owned_serials()
+        return [serial for grad in self.by_output().values() for serial in grad.owned_serials()]
 
     def by_output(self) -> dict[int, Gradient]:
         """The gradients that came, by output."""
@@ -133,7 +133,7 @@ def _walk(
         # Behind hooks nothing counts as made here: it may be what a hook made, and kept.
         made = inf if node.hooks else next_serial()
         grads = pending.pop(id(node))
-        lent = grads.owned_storages(node)
+        lent = grads.owned(node)
         results = _run(node, grads, retain_graph)
         serials = [0 if result is None else result.storage.serial for result in results]
         for edge, result, serial in zip(node.edges, results, serials):  # noqa: B905 - `_run` has counted them
@@ -144,7 +144,7 @@ def _walk(
             if result is not None:
                 # Made by the backward just run, or passed on by it, whole, and handed out once: nobody else holds it.
                 owned = (
-                    (serial > made or result.storage in lent)
+                    (serial > made or serial in lent)
                     and serials.count(serial) == 1
                     and result.storage.nbytes == result.layout.nbytes
                 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from framework.vm.array import Array
 from framework.vm.runtime import runtime
-from framework.vm.storage import Storage
 
 
 class Gradient:
@@ -43,11 +42,11 @@ class Gradient:
             self.add(second, self.second_owned)
         return self.array
 
-    def owned_storages(self) -> list[Storage]:
-        """The memory that nobody else holds."""
-        owned = [self.array.storage] if self.owned else []
+    def owned_serials(self) -> list[int]:
+        """The serials of the memory that nobody else holds. Not the memory itself: whoever is done with it may free it."""
+        owned = [self.array.storage.serial] if self.owned else []
         if self.second is not None and self.second_owned:
-            owned.append(self.second.storage)
+            owned.append(self.second.storage.serial)
         return owned
 
 

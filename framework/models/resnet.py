@@ -85,8 +85,7 @@ class BasicBlock(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn1.after(self.conv1, x, relu=True)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return self.bn2.after(self.conv2, out, residual=shortcut, relu=True)
+        return self.bn2.after(self.conv2, out, residual=x, shortcut=self.downsample, relu=True)
 
 
 class Bottleneck(Module):
@@ -107,8 +106,7 @@ class Bottleneck(Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn1.after(self.conv1, x, relu=True)
         out = self.bn2.after(self.conv2, out, relu=True)
-        shortcut = x if self.downsample is None else self.downsample(x)
-        return self.bn3.after(self.conv3, out, residual=shortcut, relu=True)
+        return self.bn3.after(self.conv3, out, residual=x, shortcut=self.downsample, relu=True)
 
 
 def _convolution(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> Conv2d:

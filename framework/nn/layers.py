@@ -113,20 +113,34 @@ class BatchNorm2d(Module):
             self._count()
         return y
 
-    def after(self, convolution: Module, x: Tensor, *, residual: Tensor | None = None, relu: bool = False) -> Tensor:
-        """self(convolution(x), …): as one operation in training, which takes the host less time, where nothing forbids it."""
-        if not (
-            self.training
-            and type(self) is BatchNorm2d
-            and type(convolution) is Conv2d
-            and convolution.bias is None
-            and self.weight is not None
-            and self.bias is not None
-            and self.running_mean is not None
-            and self.running_var is not None
-            and "forward" not in self.__dict__
-            and "forward" not in convolution.__dict__
-        ):
+    def after(
+        self,
+        convolution: Module,
+        x: Tensor,
+        *,
+        residual: Tensor | None = None,
+        shortcut: Module | None = None,
+        relu: bool = False,
+    ) -> Tensor:
+        """self(convolution(x), …); with a `shortcut`, that of the residual in its place.
+
+        Where nothing forbids it, it is one operation in training: that takes the host less time, and if the shortcut is a
+        convolution and its normalisation, in front of a ReLU, the device less time and memory.
+        """
+        as_one = _are_one_operation(convolution, self)
+        if shortcut is not None:
+            if residual is None:
+                raise TypeError("after() takes a shortcut for a residual; there is no residual")
+            parts = _parts(shortcut) if as_one and relu else None
+            if parts is not None:
+                y = ops.conv2d_batch_norm_sum(
+                    _branch(convolution, self, x, ""), _branch(*parts, residual, f"{shortcut._name}.")
+                )
+                parts[1]._count()
+                self._count()
+                return y
+            residual = shortcut(residual)
+        if not as_one:
             return self(convolution(x), residual=residual, relu=relu)
         y = ops.conv2d_batch_norm(
             x,
@@ -156,6 +170,50 @@ class BatchNorm2d(Module):
         left_out = ", affine=False" * (self.weight is None and self.bias is None)
         left_out += ", track_running_stats=False" * (self.running_mean is None and self.running_var is None)
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}{left_out}"
+
+
+def _are_one_operation(convolution: Any, norm: Any) -> bool:
+    """Whether a convolution and the normalisation behind it are just that, in training."""
+    return (
+        norm.training
+        and type(norm) is BatchNorm2d
+        and type(convolution) is Conv2d
+        and convolution.bias is None
+        and norm.weight is not None
+        and norm.bias is not None
+        and norm.running_mean is not None
+        and norm.running_var is not None
+        and "forward" not in norm.__dict__
+        and "forward" not in convolution.__dict__
+    )
+
+
+def _parts(shortcut: Module) -> tuple[Any, Any] | None:
+    """The convolution and the normalisation that a shortcut consists of; None where it is anything else."""
+    if type(shortcut) is Sequential and len(shortcut._modules) == 2 and "forward" not in shortcut.__dict__:
+        convolution, norm = shortcut._modules.values()
+        if _are_one_operation(convolution, norm):
+            return convolution, norm
+    return None
+
+
+def _branch(convolution: Any, norm: Any, x: Tensor, prefix: str) -> ops.Branch:
+    """What one operation is given of a convolution, the normalisation behind it and the images."""
+    return ops.Branch(
+        x,
+        convolution.weight,
+        norm.running_mean,
+        norm.running_var,
+        norm.weight,
+        norm.bias,
+        convolution.stride,
+        convolution.padding,
+        convolution.dilation,
+        convolution.groups,
+        norm.momentum,
+        norm.eps,
+        (prefix + convolution._name, prefix + norm._name),
+    )
 
 
 class Linear(Module):

@@ -3,6 +3,7 @@
 from framework.ops import methods as _methods  # noqa: F401  (installs Tensor's operators)
 from framework.ops.convolution import conv2d
 from framework.ops.convolution_norm import conv2d_batch_norm
+from framework.ops.convolution_norm_sum import Branch, conv2d_batch_norm_sum
 from framework.ops.elementwise import add, divide, equal, exp, log, multiply, negative, relu, sqrt, subtract
 from framework.ops.linear import linear, matmul
 from framework.ops.loss import cross_entropy
@@ -12,6 +13,7 @@ from framework.ops.reduction import argmax, mean, sum
 from framework.ops.view import clone, contiguous, expand, flatten, permute, reshape, transpose
 
 __all__ = [
+    "Branch",
     "add",
     "argmax",
     "batch_norm",
@@ -19,6 +21,7 @@ __all__ = [
     "contiguous",
     "conv2d",
     "conv2d_batch_norm",
+    "conv2d_batch_norm_sum",
     "cross_entropy",
     "divide",
     "equal",

@@ -44,6 +44,23 @@ class Conv2d(Operation):
         return grad_x, grad_weight if needs_weight else None, grad_bias
 
 
+def backward(
+    node: Node, kernels: Runtime, at: int, plan: Plan, grad_y: Array | None, weight: Array, x: Any
+) -> tuple[Array | None, Array | None]:
+    """The gradients of images and weight, inputs number `at` and `at` + 1 of `node`, as far as they are wanted.
+
+    x is what `node.input` gave for the images; grad_y is None where neither gradient is wanted.
+    """
+    grad_x = grad_weight = None
+    if grad_y is not None:
+        needs_x, needs_weight = node.needs[at : at + 2]
+        if needs_weight:
+            grad_weight = backward_weight(node, kernels, plan, grad_y, x.remake() if type(x) is Node else x, at=at + 1)
+        if needs_x:
+            grad_x = backward_input(kernels, plan, grad_y, weight)
+    return grad_x, grad_weight
+
+
 def backward_input(kernels: Runtime, plan: Plan, grad_y: Array, weight: Array) -> Array:
     """The gradient of the images."""
     grad_x = kernels.new(plan.grad_x)
@@ -55,13 +72,19 @@ def backward_input(kernels: Runtime, plan: Plan, grad_y: Array, weight: Array) -
 
 
 def backward_weight(
-    node: Node, kernels: Runtime, plan: Plan, grad_y: Array, x: Array | None, grad_bias: Array | None = None
+    node: Node,
+    kernels: Runtime,
+    plan: Plan,
+    grad_y: Array,
+    x: Array | None,
+    grad_bias: Array | None = None,
+    at: int = 1,
 ) -> Array:
-    """The gradient of the weight, which is the second input of `node`; writes that of the bias."""
-    grad_weight = node.room(1, plan.grad_weight)
+    """The gradient of the weight, which is input number `at` of `node`; writes that of the bias."""
+    grad_weight = node.room(at, plan.grad_weight)
     # The walk goes on with the gradient of x; that of a parameter has time.
     on = kernels.beside(plan.multiplications)
-    if on is not kernels and not node.leads_to_leaf(1):
+    if on is not kernels and not node.leads_to_leaf(at):
         on = kernels
     if on is kernels and grad_y.layout is plan.y:
         plan.backward_weight(grad_weight, grad_bias, grad_y, x)

@@ -72,12 +72,7 @@ class ConvBatchNorm(Operation):
             node, 2, needs_x or needs_kernel, grad_y, between, weight, mean, inv_std, y if mask is None else mask
         )
         scope.current = (((around, names[0]), "conv2d"), "backward")
-        grad_x = grad_kernel = None
-        if needs_kernel:
-            grad_kernel = convolution.backward_weight(node, kernels, plan, grad, x.remake() if type(x) is Node else x)
-        if needs_x:
-            grad_x = convolution.backward_input(kernels, plan, grad, kernel)
-        return grad_x, grad_kernel, grad_weight, grad_bias, grad_residual
+        return *convolution.backward(node, kernels, 0, plan, grad, kernel, x), grad_weight, grad_bias, grad_residual
 
     @staticmethod
     def remake(node: Node, kernels: Runtime) -> Array:

@@ -133,7 +133,7 @@ class TrainingPlan:
     ) -> None:
         self._kernels = kernels
         self._relu = relu
-        self._room = room = _room_for(kernels, x, residual is not None, relu and is_recorded)
+        self._room = room = room_for(kernels, x, residual is not None, relu and is_recorded)
         self._vector = Layout.of(x.shape[1:2], (1,), _parameter_type(x, weight, bias))
         self.y = Layout.like(x)
         self.keeps_y = relu and room.mask is None
@@ -157,13 +157,8 @@ class TrainingPlan:
     ) -> tuple[Array, Array, Array, Array | None]:
         """y, mean, 1/√(variance + eps), and the mask of the ReLU for backward."""
         kernels, room = self._kernels, self._room
-        y, storage = kernels.new(self.y), kernels.storage(room.nbytes)
-        vector, masked = room.vector, room.mask
-        mean = Array(storage, vector.shape, vector.stride, vector.dtype, 0, vector)
-        inv_std = Array(storage, vector.shape, vector.stride, vector.dtype, vector.size, vector)
-        mask = None
-        if masked is not None:
-            mask = Array(storage, masked.shape, masked.stride, uint8, room.mask_offset, masked)
+        y = kernels.new(self.y)
+        mean, inv_std, mask = room.arrays(kernels)
         self._run(y, mean, inv_std, mask, running_mean, running_var, x, weight, bias, residual)
         return y, mean, inv_std, mask
 
@@ -311,7 +306,7 @@ def _mask(node: Node, kernels: Runtime, x: Array, residual: Array | None, relu: 
     return None if nbytes is None else kernels.empty((nbytes,), uint8)
 
 
-class _Room(NamedTuple):
+class Room(NamedTuple):
     """Where mean, 1/√(variance + eps) and the ReLU's mask lie in the one storage that serves all three."""
 
     nbytes: int
@@ -319,16 +314,27 @@ class _Room(NamedTuple):
     mask: Layout | None
     mask_offset: int
 
+    def arrays(self, kernels: Runtime) -> tuple[Array, Array, Array | None]:
+        """New ones: mean, 1/√(variance + eps) and the mask."""
+        storage, vector, masked = kernels.storage(self.nbytes), self.vector, self.mask
+        mean = Array(storage, vector.shape, vector.stride, vector.dtype, 0, vector)
+        inv_std = Array(storage, vector.shape, vector.stride, vector.dtype, vector.size, vector)
+        mask = None
+        if masked is not None:
+            mask = Array(storage, masked.shape, masked.stride, uint8, self.mask_offset, masked)
+        return mean, inv_std, mask
 
-def _room_for(kernels: Runtime, x: Layout, has_residual: bool, has_mask: bool) -> _Room:
+
+def room_for(kernels: Runtime, x: Layout, has_residual: bool, has_mask: bool) -> Room:
+    """That of a normalisation of images that lie so."""
     # The statistics are in float32 also for images of fewer digits.
     vector = Layout.of(x.shape[1:2], (1,), x.dtype if x.dtype.itemsize >= 4 else float32)
     nbytes = 2 * vector.nbytes
     mask_bytes = kernels.table.batch_norm_mask_bytes(x, has_residual=has_residual) if has_mask else None
     if mask_bytes is None:
-        return _Room(nbytes, vector, None, 0)
+        return Room(nbytes, vector, None, 0)
     start = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-    return _Room(start + mask_bytes, vector, Layout.of((mask_bytes,), (1,), uint8), start)
+    return Room(start + mask_bytes, vector, Layout.of((mask_bytes,), (1,), uint8), start)
 
 
 def _parameter_type(x: Layout, weight: Layout | None, bias: Layout | None) -> DType:

@@ -19,6 +19,7 @@ def table() -> Table:
         loss,
         normalization,
         normalization_backward,
+        normalization_sum,
         optimizer,
         pooling,
         random,
@@ -26,8 +27,8 @@ def table() -> Table:
     )
 
     modules = (
-        convolution, elementwise, linear, loss, normalization, normalization_backward, optimizer, pooling, random,
-        reduction,
+        convolution, elementwise, linear, loss, normalization, normalization_backward, normalization_sum, optimizer,
+        pooling, random, reduction,
     )  # fmt: skip
     return Table(
         "cuda",

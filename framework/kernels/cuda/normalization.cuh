@@ -186,31 +186,46 @@ __device__ __forceinline__ Elements both(const Elements& first, const Elements& 
 
 // ---- backward: grad_x = scale · gradient - offset - slope · (x - mean)
 
-struct GradientSums {
-    Value mean[WIDTH], sum[WIDTH], product[WIDTH];
+// Sums of the gradient times the centred input.
+struct ProductSums {
+    Value mean[WIDTH], product[WIDTH];
 
-    __device__ __forceinline__ GradientSums(const STATISTIC* given, int channel) {
+    __device__ __forceinline__ ProductSums(const STATISTIC* given, int channel) {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             mean[i] = static_cast<Value>(get(given[channel + i]));
-            sum[i] = product[i] = 0;
+            product[i] = 0;
         }
     }
 
     __device__ __forceinline__ void add(const Elements& gradient, const Elements& x) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; i++) {
-            const Value g = get(gradient.at[i]);
-            sum[i] += g;
-            product[i] = multiply_add(g, get(x.at[i]) - mean[i], product[i]);
-        }
+        for (int i = 0; i < WIDTH; i++)
+            product[i] = multiply_add(get(gradient.at[i]), get(x.at[i]) - mean[i], product[i]);
+    }
+};
+
+// The same, and those of the gradient.
+struct GradientSums {
+    Value sum[WIDTH];
+    ProductSums products;
+
+    __device__ __forceinline__ GradientSums(const STATISTIC* given, int channel) : products(given, channel) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) sum[i] = 0;
+    }
+
+    __device__ __forceinline__ void add(const Elements& gradient, const Elements& x) {
+#pragma unroll
+        for (int i = 0; i < WIDTH; i++) sum[i] += get(gradient.at[i]);
+        products.add(gradient, x);
     }
 
     __device__ __forceinline__ void widen(double (&sums)[2][WIDTH]) const {
 #pragma unroll
         for (int i = 0; i < WIDTH; i++) {
             sums[0][i] = sum[i];
-            sums[1][i] = product[i];
+            sums[1][i] = products.product[i];
         }
     }
 };

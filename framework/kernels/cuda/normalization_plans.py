@@ -19,7 +19,7 @@ _MOST_PACKS = 2**30
 # One launch serves up to this many elements and rows: beyond, the two passes are faster.
 _SMALL_ELEMENTS = 1 << 20
 _SMALL_ROWS = 8192
-# As HELD in normalization_small.cu, and the blocks that share their memory there.
+# As HELD in normalization_cluster.cuh, and the blocks that share their memory there.
 _ROWS_HELD = 8
 _CLUSTER = 8
 
@@ -63,11 +63,11 @@ def train(
 
     `kept` is where each channel's figures go that backward has the ReLU's input from; 0 where they are not wanted.
     """
-    if not _are_dense((y, x, residual), vectors):
+    if not are_dense((y, x, residual), vectors):
         return None
     if x.shape[1] == 0:
-        return _nothing
-    spread = _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned)
+        return nothing
+    spread = Spread(device, x.shape, types_of(x.dtype, vectors), is_aligned)
     has_residual = residual is not None
     name = _apply_name(relu, has_residual, has_mask)
     small = spread.small(device, name, "11Q2d", "")
@@ -92,11 +92,11 @@ def train(
 @lru_cache(maxsize=1024)
 def again(device: Device, is_aligned: bool, y: Layout, x: Layout, *vectors: Layout | None) -> Run | None:
     """The launch of batch_norm_again, None for operands that are not dense."""
-    if not _are_dense((y, x), vectors):
+    if not are_dense((y, x), vectors):
         return None
     if x.shape[1] == 0:
-        return _nothing
-    return _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned).apply(device, "apply_relu", "5Q")
+        return nothing
+    return Spread(device, x.shape, types_of(x.dtype, vectors), is_aligned).apply(device, "apply_relu", "5Q")
 
 
 @lru_cache(maxsize=1024)
@@ -111,11 +111,11 @@ def evaluate(
     *vectors: Layout | None,
 ) -> Run | None:
     """The launch of batch_norm_eval, None for operands that are not dense."""
-    if not _are_dense((y, x, residual), vectors):
+    if not are_dense((y, x, residual), vectors):
         return None
     if x.shape[1] == 0:
-        return _nothing
-    spread = _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned)
+        return nothing
+    spread = Spread(device, x.shape, types_of(x.dtype, vectors), is_aligned)
     has_residual = residual is not None
     statistics = launch.prepare(
         compiler.function(device, "normalization.cu", "given_statistics", **spread.definitions),
@@ -147,11 +147,11 @@ def backward(
     *vectors: Layout | None,
 ) -> Run | None:
     """The launch of both backward kernels, None for operands that are not dense; `kind` is the mask's."""
-    if not _are_dense((grad_x, grad_residual, grad_y, second_grad_y, x), vectors):
+    if not are_dense((grad_x, grad_residual, grad_y, second_grad_y, x), vectors):
         return None
     if x.shape[1] == 0:
-        return _nothing
-    spread = _Spread(device, x.shape, _types(x.dtype, vectors), is_aligned)
+        return nothing
+    spread = Spread(device, x.shape, types_of(x.dtype, vectors), is_aligned)
     wants_x, wants_residual = grad_x is not None, grad_residual is not None
     name = kind + "_store" * wants_residual + "_two" * (second_grad_y is not None)
     if wants_x and name != "recomputed_store":
@@ -182,11 +182,11 @@ def _apply_name(relu: bool, has_residual: bool, has_mask: bool) -> str:
     return "apply" + "_add" * has_residual + "_relu" * relu + "_bits" * bits
 
 
-def _nothing(*_: object) -> None:
+def nothing(*_: object) -> None:
     """What is to be done for images without channels, or a second pass over none."""
 
 
-def _are_dense(images: Layouts, vectors: Layouts) -> bool:
+def are_dense(images: Layouts, vectors: Layouts) -> bool:
     """Whether images lie NHWC, and figures per channel side by side."""
     return all(
         layout is None
@@ -203,7 +203,7 @@ def _are_dense(images: Layouts, vectors: Layouts) -> bool:
     ) and all(layout is None or layout.shape[0] <= 1 or layout.stride == (1,) for layout in vectors)
 
 
-def _types(storage: DType, vectors: Layouts) -> Types:
+def types_of(storage: DType, vectors: Layouts) -> Types:
     statistic, _, *rest = [None if vector is None else vector.dtype for vector in vectors]
     given = {dtype for dtype in rest if dtype is not None} or {statistic}
     if len(given) > 1:
@@ -214,7 +214,7 @@ def _types(storage: DType, vectors: Layouts) -> Types:
     return Types(storage, given.pop(), statistic)
 
 
-class _Spread:
+class Spread:
     """How images [n, c, h, w] are spread over blocks and threads; names as in normalization.cu."""
 
     def __init__(self, device: Device, shape: Shape, types: Types, is_aligned: bool) -> None:
@@ -245,7 +245,8 @@ class _Spread:
         blocks = max(blocks, launch.blocks(device, self.total, per_multiprocessor=4))
         self.blocks = -(-blocks // unit) * unit
         self.parts_bytes = self.chunks * self.columns * self.tile * 16
-        self.room = self.parts_bytes + _COEFFICIENTS * self.channels * value_bytes(types.storage)
+        self.coefficient_bytes = _COEFFICIENTS * self.channels * value_bytes(types.storage)
+        self.room = self.parts_bytes + self.coefficient_bytes
         self.definitions = {
             "STORAGE": compiler.cxx(types.storage),
             "PARAMETER": compiler.cxx(types.parameter),
@@ -253,23 +254,33 @@ class _Spread:
             "WIDTH": self.width,
         }
 
-    def reduce(self, device: Device, name: str, varying: str, constants: str, *values: int) -> Run:
+    def reduce(
+        self, device: Device, name: str, varying: str, constants: str, *values: int, file: str = "normalization.cu"
+    ) -> Run:
         """A kernel of the first pass."""
         return launch.prepare(
-            compiler.function(device, "normalization.cu", name, **self.definitions), (self.chunks, self.columns),
+            compiler.function(device, file, name, **self.definitions), (self.chunks, self.columns),
             varying, "3i" + constants, (self.rows, self.channels, self.rows_per_block, *values),
         )  # fmt: skip
 
-    def apply(self, device: Device, name: str, varying: str) -> Run:
+    def apply(self, device: Device, name: str, varying: str, file: str = "normalization.cu") -> Run:
         """A kernel of the second pass."""
         if self.total == 0:
-            return _nothing
+            return nothing
         return launch.prepare(
-            compiler.function(device, "normalization.cu", name, **self.definitions), (self.blocks, 1),
+            compiler.function(device, file, name, **self.definitions), (self.blocks, 1),
             varying, "2i", (self.total, self.channels),
         )  # fmt: skip
 
-    def small(self, device: Device, name: str, varying: str, constants: str, *values: int) -> Run | None:
+    def small(
+        self,
+        device: Device,
+        name: str,
+        varying: str,
+        constants: str,
+        *values: int,
+        file: str = "normalization_small.cu",
+    ) -> Run | None:
         """A kernel that does it in one launch; None where it does not pay or does not fit."""
         if self.width == 1 or not 0 < self.rows <= _SMALL_ROWS or self.rows * self.channels > _SMALL_ELEMENTS:
             return None
@@ -278,9 +289,7 @@ class _Spread:
             depth = launch.THREADS // max(1, tile // self.width)
             fits = self.rows <= _ROWS_HELD * depth * cluster and self.channels % tile == 0 and tile >= self.width
             if fits and (cluster == 1 or has_clusters):
-                function = compiler.function(
-                    device, "normalization_small.cu", name, **self.definitions, TILE=tile, CLUSTER=cluster
-                )
+                function = compiler.function(device, file, name, **self.definitions, TILE=tile, CLUSTER=cluster)
                 rows_per_block = -(-self.rows // cluster)
                 return launch.prepare(
                     function, (cluster, self.channels // tile), varying, "3i" + constants,

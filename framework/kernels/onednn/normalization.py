@@ -12,6 +12,7 @@ from framework.device import cpu
 from framework.dtype import float32
 from framework.kernels.onednn import batch_norm, channelwise, descriptors, elementwise
 from framework.kernels.reference import normalization as reference
+from framework.kernels.reference import normalization_sum
 from framework.kernels.table import kernel
 from framework.vm import scratch
 from framework.vm.array import Array
@@ -152,6 +153,11 @@ def batch_norm_eval_backward(
             grad_x, grad_weight, grad_bias, grad_residual, grad_y, x, weight, running_mean, running_var, mask,
             eps=eps, relu=relu,
         )  # fmt: skip
+
+
+# oneDNN has no pass over both.
+batch_norm_sum_train = normalization_sum.train_by(batch_norm_train)
+batch_norm_sum_backward = normalization_sum.backward_by(batch_norm_backward)
 
 
 def _normalise_with_mask(

@@ -386,13 +386,13 @@ def test_a_sum_goes_on_in_the_memory_that_is_nobody_elses() -> None:
 def test_parts_that_are_nobody_elses_are_told() -> None:
     theirs, own = flow.ones(1).array, flow.ones(1).array
     parts = Gradient(theirs, owned=False)
-    assert parts.owned_storages() == []
+    assert parts.owned_serials() == []
     parts.add(own, owned=True, in_parts=True)
-    assert parts.owned_storages() == [own.storage]
+    assert parts.owned_serials() == [own.storage.serial]
     assert parts.total().ndarray.item() == 2
     parts = Gradient(theirs, owned=False)
     parts.add(own, owned=False, in_parts=True)
-    assert parts.owned_storages() == []
+    assert parts.owned_serials() == []
 
 
 @pytest.mark.parametrize("is_leaf", [True, False])

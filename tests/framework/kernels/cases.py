@@ -433,6 +433,12 @@ def normalisation() -> Cases:
     yield from _batch_norm("without weight and bias", (3, 8, 4, 6), has_residual=False, relu=True, affine=False)
     yield from _batch_norm("far from 0", (3, 8, 4, 6), has_residual=False, relu=False, affine=True, shift=30.0)
     yield from _batch_norm_eval("empty batch", (0, 8, 4, 6), has_residual=True, relu=True, affine=True)
+    for label, shape in (
+        ("images", (3, 5, 4, 6)), ("many channels", (2, 16, 7, 5)), ("large", LARGE), ("1x1", (6, 8, 1, 1)),
+        ("one channel", (4, 1, 3, 3)), ("many rows", (2, 8, 72, 72)), ("no channels", (2, 0, 4, 6)),
+    ):  # fmt: skip
+        yield from _batch_norm_sum(label, shape, affine=True)
+    yield from _batch_norm_sum("without weight and bias", (3, 8, 4, 6), affine=False)
 
 
 def _batch_norm(
@@ -521,6 +527,51 @@ def _gradients(
             yield name, Case(f"{label}, only {only}", some, (gradient, *saved), settings, before, terms)
 
 
+def _batch_norm_sum(label: str, shape: tuple[int, ...], *, affine: bool) -> Cases:
+    c = shape[1:2]
+    vector = Out(c)
+    inputs = (
+        *_batch_norm_inputs(shape, False, affine)[:3], draw(*shape, seed=11) * 3 - 0.5,
+        draw(*c, seed=12) if affine else None, draw(*c, seed=13) if affine else None,
+    )  # fmt: skip
+    running = tuple(InOut(draw(*c, seed=seed, low=low)) for seed, low in ((5, None), (6, 0.5), (15, None), (16, 0.5)))
+    settings = {"eps": 1e-5, "momentum": 0.1, "shortcut_eps": 1e-3, "shortcut_momentum": 0.3}
+    figures = (vector,) * 4
+    mask = Opaque(_batch_norm_mask(0, 3))
+    for kind, kept, moved in (
+        ("", mask, running), (" without mask", None, running), (" without running figures", mask, (None,) * 4),
+    ):  # fmt: skip
+        outputs = (Out(shape), *figures, kept, *moved)
+        yield "batch_norm_sum_train", Case(label + kind, outputs, inputs, settings, terms=_sum_train_terms)
+    forward = Case(label, (Out(shape), *figures, mask, *(None,) * 4), inputs, settings, terms=_sum_train_terms)
+    before = ("batch_norm_sum_train", forward)
+    saved = (
+        Before(10), Before(11), Before(1), Before(2), Before(13), Before(14), Before(3), Before(4),
+        Before(5, otherwise=0),
+    )  # fmt: skip
+    gradient, second = draw(*shape, seed=4), draw(*shape, seed=7)
+    repeated = np.broadcast_to(np.array(0.5), shape)
+    wanted = (Out(shape), vector, vector) * 2
+    name = "batch_norm_sum_backward"
+    for kind, outputs, given in (
+        ("", wanted, (gradient, *saved)),
+        (", two parts", wanted, (gradient, *saved, second)),
+        (", repeated gradient", wanted, (repeated, *saved)),
+        (", in place", (Alias(0), *wanted[1:]), (gradient, *saved)),
+        (", two parts, in place", (Alias(10), *wanted[1:3], Alias(0), *wanted[4:]), (gradient, *saved, second)),
+        (", two parts, in place the other way", (Alias(0), *wanted[1:3], Alias(10), *wanted[4:]), (gradient, *saved, second)),
+    ):  # fmt: skip
+        yield name, Case(label + kind, outputs, given, {}, before, _sum_backward_terms)
+    for only in range(6) if label in ("many channels", "large") else ():
+        some = tuple(out if k == only else None for k, out in enumerate(wanted))
+        yield name, Case(f"{label}, only {only}", some, (gradient, *saved), {}, before, _sum_backward_terms)
+        others = tuple(None if k == only else out for k, out in enumerate(wanted))
+        yield (
+            name,
+            Case(f"{label}, all but {only}", others, (gradient, *saved, second), {}, before, _sum_backward_terms),
+        )
+
+
 def _batch_norm_inputs(shape: tuple[int, ...], has_residual: bool, affine: bool) -> tuple[Any, ...]:
     c = shape[1:2]
     return (
@@ -561,6 +612,13 @@ def _train_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[An
     ]
 
 
+def _sum_train_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:
+    x, weight, bias, shortcut, shortcut_weight, shortcut_bias = inputs
+    added = _train_terms([shortcut, shortcut_weight, shortcut_bias, None], {}, [None, outputs[3], outputs[4]])
+    own = _train_terms([x, weight, bias, None], {}, outputs[:3])
+    return [own[0] + added[0], *own[1:3], *added[1:3], 0, *own[4:], *added[4:]]
+
+
 def _again_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:
     x, weight, bias, mean, inv_std, _ = inputs
     return _train_terms([x, weight, bias, None], attributes, [outputs[0], mean, inv_std])[:1]
@@ -582,6 +640,12 @@ def _backward_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list
     )
     grad_x = inner * _channels(weight) * _channels(inv_std) * (1 + normalised)
     return [grad_x, 2 * (gradient * normalised).sum(axes), gradient.sum(axes), gradient]
+
+
+def _sum_backward_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:
+    gradient, x, weight, mean, inv_std, shortcut, *others, mask = inputs[:10]
+    own = _backward_terms([gradient, x, weight, mean, inv_std, mask, *inputs[10:]], {}, [])
+    return own[:3] + _backward_terms([gradient, shortcut, *others, mask, *inputs[10:]], {}, [])[:3]
 
 
 def _eval_backward_terms(inputs: list[Any], attributes: dict[str, Any], outputs: list[Any]) -> list[Any]:

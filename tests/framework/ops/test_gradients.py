@@ -44,6 +44,14 @@ def conv2d_batch_norm(x: flow.Tensor, kernel: flow.Tensor, *others: flow.Tensor)
     return ops.conv2d_batch_norm(x, kernel, mean, variance, weight, bias, residual=residual)
 
 
+def conv2d_batch_norm_sum(*inputs: flow.Tensor) -> flow.Tensor:
+    branches = []
+    for x, kernel, weight, bias in (inputs[:4], inputs[4:]):
+        mean, variance = flow.from_numpy(draw(3, seed=8)), flow.from_numpy(positive(3, seed=9))
+        branches.append(ops.Branch(x, kernel, mean, variance, weight, bias))
+    return ops.conv2d_batch_norm_sum(*branches)
+
+
 def cross_entropy(logits: flow.Tensor) -> flow.Tensor:
     return F.cross_entropy(logits, flow.tensor([2, 0, 1, 2]))
 
@@ -110,6 +118,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     "max_pool2d, oblong": (lambda x: F.max_pool2d(x, (2, 1)), apart(1, 2, 4, 3)),
     "global_avg_pool2d": (F.global_avg_pool2d, draw(2, 3, 2, 3)),
     "conv2d_batch_norm": (conv2d_batch_norm, draw(2, 2, 2, 4, seed=4), draw(3, 2, 1, 1, seed=5), *NORMALISED[1:]),
+    "conv2d_batch_norm_sum": (
+        conv2d_batch_norm_sum, draw(2, 2, 2, 4, seed=4), draw(3, 2, 1, 1, seed=5), *NORMALISED[1:3],
+        draw(2, 3, 2, 4, seed=6), draw(3, 3, 1, 1, seed=7), draw(3, seed=8), draw(3, seed=9),
+    ),
     "batch_norm": (batch_norm(False, True), *NORMALISED),
     "batch_norm + relu": (batch_norm(True, True), *NORMALISED),
     "batch_norm, eval": (batch_norm(False, False), *NORMALISED),
