@@ -67,7 +67,7 @@ def outcome(
     gradient: parameters, x and residual.
     """
     flow.manual_seed(4)
-    model = End(channels).to(dtype).to(device)
+    model = End(channels).to(device).to(dtype)
     if apart:
         force_apart(model)
     x = images(n, 8, size, size, seed=1, dtype=dtype, device=device)
@@ -87,10 +87,9 @@ def outcome(
         if tensor.grad is not None:
             found[f"gradient of {name}"] = tensor.grad
     found |= {name: value.detach() for name, value in model.state_dict().items() if isinstance(value, flow.Tensor)}
-    return {
-        name: np.array(tensor.to("cpu").to(flow.float32 if dtype is flow.bfloat16 else dtype))
-        for name, tensor in found.items()
-    }
+    # On the device: CPUs do not know bfloat16.
+    wide = flow.float32 if dtype is flow.bfloat16 else dtype
+    return {name: np.array(tensor.to(wide).to("cpu")) for name, tensor in found.items()}
 
 
 def assert_same_bits(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:

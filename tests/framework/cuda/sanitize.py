@@ -22,7 +22,7 @@ from typing import Any
 import framework as flow
 from framework.dtype import bfloat16, float32, float64
 from framework.kernels import cuda as own
-from framework.kernels.cuda import compiler, normalization_plans, space_to_depth
+from framework.kernels.cuda import compiler, normalization_plans, normalization_sum, space_to_depth
 from framework.vm import CachingAllocator, machine, runtime
 from tests.framework.kernels import check
 
@@ -114,7 +114,7 @@ def _inside(first: int, step: int, seconds: float) -> int:
     for small_rows in (normalization_plans._SMALL_ROWS, 0):
         # Without the one-launch kernels the second time, in half of the time that is left.
         normalization_plans._SMALL_ROWS = small_rows
-        for plan in vars(normalization_plans).values():
+        for plan in (*vars(normalization_plans).values(), *vars(normalization_sum).values()):
             if hasattr(plan, "cache_clear"):
                 plan.cache_clear()
         _run_others()

@@ -530,10 +530,19 @@ def _gradients(
 def _batch_norm_sum(label: str, shape: tuple[int, ...], *, affine: bool) -> Cases:
     c = shape[1:2]
     vector = Out(c)
-    inputs = (
-        *_batch_norm_inputs(shape, False, affine)[:3], draw(*shape, seed=11) * 3 - 0.5,
-        draw(*c, seed=12) if affine else None, draw(*c, seed=13) if affine else None,
-    )  # fmt: skip
+    # Both branches of one sign, well away from 0: rounding what is added must not open or close the ReLU.
+    n, _, height, width = shape
+    place = np.arange(n * height * width).reshape(n, 1, height, width) + np.arange(*c).reshape(1, -1, 1, 1)
+    sign = 1 - 2 * (place % 2)
+    inputs = tuple(
+        operand
+        for seed, scale, shift in ((0, 2.0, 0.5), (10, 3.0, -0.2))
+        for operand in (
+            sign * draw(*shape, seed=seed, low=1.0) * scale + shift,
+            draw(*c, seed=seed + 1, low=0.5) if affine else None,
+            draw(*c, seed=seed + 2, low=-0.5) * 0.2 if affine else None,
+        )
+    )
     running = tuple(InOut(draw(*c, seed=seed, low=low)) for seed, low in ((5, None), (6, 0.5), (15, None), (16, 0.5)))
     settings = {"eps": 1e-5, "momentum": 0.1, "shortcut_eps": 1e-3, "shortcut_momentum": 0.3}
     figures = (vector,) * 4

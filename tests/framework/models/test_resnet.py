@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import framework as flow
+from framework.models import resnet
+from tests.framework.block_ends import assert_same_bits, force_apart, issued, trained
 
 MILLIONS = {
     "resnet18": 11.689512,
@@ -111,3 +113,31 @@ def test_the_same_seed_gives_the_same_bits() -> None:
     first = trained(7)
     assert first == trained(7)
     assert first[0] != trained(8)[0]
+
+
+@pytest.mark.parametrize("dtype", [flow.float32, flow.float64], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize("block", [resnet.BasicBlock, resnet.Bottleneck])
+def test_blocks_that_end_as_one_operation_train_to_the_bits_of_their_parts(block: Any, dtype: Any) -> None:
+    found = []
+    for apart in (False, True):
+        flow.manual_seed(5)
+        model = resnet.ResNet(block, (2, 1, 2, 1), num_classes=4)
+        if apart:
+            force_apart(model)
+        kernels = issued(lambda model=model: found.append(trained(model, dtype=dtype)))
+        shortcuts = sum(m.downsample is not None for m in model.modules() if isinstance(m, block))
+        assert kernels.count("batch_norm_sum_train") == (0 if apart else 3 * shortcuts)
+        assert shortcuts == (4 if block is resnet.Bottleneck else 3)
+    assert_same_bits(*found)
+
+
+def test_a_model_that_was_trained_as_one_operation_is_saved_and_evaluated_as_ever() -> None:
+    flow.manual_seed(5)
+    model = resnet.ResNet(resnet.Bottleneck, (1, 1, 1, 1), num_classes=4)
+    x = flow.randn(2, 3, 32, 32)
+    model(x).sum().backward()
+    assert {int(m.num_batches_tracked) for m in model.modules() if isinstance(m, flow.nn.BatchNorm2d)} == {1}
+    again = resnet.ResNet(resnet.Bottleneck, (1, 1, 1, 1), num_classes=4)
+    again.load_state_dict(model.state_dict())
+    assert issued(lambda: model.eval()(x)).count("batch_norm_eval") == 1 + 4 * 4
+    np.testing.assert_array_equal(again.eval()(x).detach(), model(x).detach())
