@@ -63,7 +63,7 @@ class NcclGroup:
         self._enqueue(
             f"all_reduce({describe(array)}, {op})",
             self._communicator.allReduce,
-            (array.ptr, array.ptr, array.size, kind, _operation(op, array.dtype)),
+            (array.ptr, array.ptr, array.size, kind, _operation(op, array.dtype, self.size)),
         )
 
     def broadcast(self, array: Array, src: int) -> None:
@@ -85,14 +85,14 @@ class NcclGroup:
         self._enqueue(
             f"reduce_scatter({describe(array)}, {op})",
             self._communicator.reduceScatter,
-            (array.ptr, out.ptr, out.size, kind, _operation(op, array.dtype)),
+            (array.ptr, out.ptr, out.size, kind, _operation(op, array.dtype, self.size)),
         )
 
     def barrier(self, array: Array) -> None:
         self._enqueue(
             "barrier()",
             self._communicator.allReduce,
-            (array.ptr, array.ptr, 1, _type(array.dtype), _operation("max", array.dtype)),
+            (array.ptr, array.ptr, 1, _type(array.dtype), _operation("max", array.dtype, self.size)),
         )
 
     def send(self, array: Array, dst: int) -> None:
@@ -268,7 +268,9 @@ def _type(dtype: DType) -> int:
 
 
 @lru_cache(maxsize=32)
-def _operation(op: str, dtype: DType) -> int:
-    # Of bytes that are 0 or 1, the largest is their "or".
-    name = "max" if dtype.name == "bool" and op == "sum" else op
-    return int(getattr(_nccl(), f"NCCL_{name.upper()}"))
+def _operation(op: str, dtype: DType, ranks: int) -> int:
+    if dtype.name == "bool" and op == "sum":
+        op = "max"  # of bytes that are 0 or 1, the largest is their "or"
+    if ranks == 1 and op == "avg":
+        op = "sum"  # the same, for which NCCL does nothing: for a mean it multiplies all elements by 1
+    return int(getattr(_nccl(), f"NCCL_{op.upper()}"))

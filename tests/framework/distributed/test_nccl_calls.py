@@ -15,7 +15,7 @@ from framework.vm import Array, cuda
 
 STREAM = 77
 # Any numbers, each of its own.
-DOUBLE, BYTE, MEAN, MOST = 21, 22, 23, 24
+DOUBLE, BYTE, MEAN, MOST, TOTAL = 21, 22, 23, 24, 25
 
 
 class FakeCommunicator:
@@ -37,7 +37,7 @@ class FakeCommunicator:
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Rank 1 of ranks 4 and 6 of the world."""
-    constants = {"NCCL_FLOAT64": DOUBLE, "NCCL_UINT8": BYTE, "NCCL_AVG": MEAN, "NCCL_MAX": MOST}
+    constants = {"NCCL_FLOAT64": DOUBLE, "NCCL_UINT8": BYTE, "NCCL_AVG": MEAN, "NCCL_MAX": MOST, "NCCL_SUM": TOTAL}
     monkeypatch.setattr(nccl, "_nccl", lambda: SimpleNamespace(**constants))
     for cached in (nccl._type, nccl._operation):
         cached.cache_clear()
@@ -74,6 +74,9 @@ def test_every_collective_is_enqueued_on_the_current_stream(group: Any) -> None:
         ("allGather", a.ptr, b.ptr, 6, DOUBLE, STREAM),
         ("reduceScatter", b.ptr, a.ptr, 6, DOUBLE, MOST, STREAM),
     ]
+    group.size = 1  # whose mean is its sum
+    group.all_reduce(a, "avg")
+    assert group._communicator.calls[-1] == ("allReduce", a.ptr, a.ptr, 6, DOUBLE, TOTAL, STREAM)
     assert barrier[0] == "allReduce"
     assert barrier[3:] == (1, BYTE, MOST, STREAM)
     assert send == ("send", a.ptr, 6, DOUBLE, 0, STREAM)
