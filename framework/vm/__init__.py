@@ -5,7 +5,7 @@ from framework.vm.array import Array, Layout, channels_last_stride, contiguous_s
 from framework.vm.host_stream import HostStream
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
-from framework.vm.runtime import Runtime, runtime, scratch
+from framework.vm.runtime import Runtime, borrowed, runtime, scratch
 from framework.vm.storage import Storage
 from framework.vm.stream import Mark, Stream
 
@@ -20,6 +20,7 @@ __all__ = [
     "Runtime",
     "Storage",
     "Stream",
+    "borrowed",
     "channels_last_stride",
     "contiguous_stride",
     "dense_stride_like",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from framework.vm import scope
-from framework.vm.block import Block, Segment, Siblings, Source, link
+from framework.vm.block import Block, Memory, Segment, Siblings, Source, link
 from framework.vm.free_blocks import FreeBlocks
 from framework.vm.out_of_memory import OutOfMemoryError, out_of_memory
 from framework.vm.overlay import Overlays, longest_run, shortest_run
@@ -106,6 +106,34 @@ class CachingAllocator:
             self._peak_allocated = self._allocated
             self._most_allocated = max(self._most_allocated, self._allocated)
         return block
+
+    @contextmanager
+    def borrowed(self, nbytes: int) -> Iterator[int]:
+        """The address of memory that goes back to the source at the end: by then, what used it must have ended.
+
+        For what is done once, such as a search: a block would be kept, and counted on, for its like. Raises OutOfMemoryError.
+        """
+        size = _round_up(nbytes, self.source.granularity)
+        memory = self._borrow(size)
+        try:
+            yield memory.ptr
+        finally:
+            with self._lock:
+                self._allocated -= size
+                self._reserved -= size
+            self.source.release(memory)
+
+    def _borrow(self, nbytes: int) -> Memory:
+        with self._tidied() as is_mine:
+            memory = self._from_source(nbytes)
+            if memory is None and is_mine:
+                self._release_unused()
+                memory = self._from_source(nbytes)
+            if memory is None:
+                raise self._refusal(nbytes)
+            self._allocated += nbytes
+            self._peak_allocated = max(self._peak_allocated, self._allocated)
+            return memory
 
     def give_back(self, block: Block, uses: Uses | None) -> None:
         """Returns a block. Its memory is handed out again once every stream in `uses` is past its last use."""
@@ -311,17 +339,24 @@ class CachingAllocator:
 
     def _reserve(self, nbytes: int) -> Segment | None:
         """A new segment, None where the limit or the source refuses."""
+        memory = self._from_source(nbytes)
+        if memory is None:
+            return None
+        segment = Segment(memory, nbytes)
+        self._segments.add(segment)
+        return segment
+
+    def _from_source(self, nbytes: int) -> Memory | None:
+        """New memory, counted as reserved; None where the limit or the source refuses."""
         if self.limit is not None and self._reserved + nbytes > self.limit:
             return None
         try:
             memory = self.source.reserve(nbytes)
         except MemoryError:
             return None
-        segment = Segment(memory, nbytes)
-        self._segments.add(segment)
         self._reserved += nbytes
         self._peak_reserved = max(self._peak_reserved, self._reserved)
-        return segment
+        return memory
 
     # ---- giving back
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -130,6 +131,11 @@ def runtime(device: Device) -> Runtime:
 def scratch(device: Device, nbytes: int) -> Array:
     """Working memory for one kernel call, counted like any other; it is free again when the array is dropped."""
     return machine.lend(runtime(device).empty((nbytes,), uint8))
+
+
+def borrowed(device: Device, nbytes: int) -> AbstractContextManager[int]:
+    """The address of working memory that is given back to the device's driver at the end, see `CachingAllocator.borrowed`."""
+    return runtime(device).allocator.borrowed(nbytes)
 
 
 def _make(device: Device) -> Runtime:

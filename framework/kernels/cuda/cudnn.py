@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -189,11 +190,22 @@ class Plan:
     def _scratch(self, stream: int) -> tuple[int, Array | None]:
         """The address of scratch memory, and what to hold while it is in use."""
         if self.workspace_bytes > _SHARED_WORKSPACE_BYTES:
-            # Few sizes: then what one plan gives back serves the next.
-            room = scratch(self.handle.device, 1 << (self.workspace_bytes - 1).bit_length())
+            # Few sizes, a quarter of a power of two apart: then what one plan gives back serves the next.
+            step = 1 << ((self.workspace_bytes - 1).bit_length() - 3)
+            room = scratch(self.handle.device, -(-self.workspace_bytes // step) * step)
             return room.ptr, room
         address = self._shared[stream] = self.handle.shared_workspace(stream) if self.workspace_bytes else 0
         return address, None
+
+    @contextmanager
+    def working_in(self, address: int) -> Iterator[None]:
+        """Lets it use the scratch memory at this address within, on the current stream, in place of its own."""
+        stream = cuda.stream_pointer(self.handle.device)
+        self._shared[stream] = address
+        try:
+            yield
+        finally:
+            del self._shared[stream]
 
     def learn(self, x: int, weight: int, y: int) -> None:
         """Looks at what it launches, if it is plain, so that `run` need not ask cuDNN. It must have run before.

@@ -15,7 +15,7 @@ from framework import backends
 from framework.device import Device
 from framework.kernels.cuda import cudnn, disk
 from framework.kernels.cuda.cudnn import CudnnError, Descriptor, Plan
-from framework.vm import cuda
+from framework.vm import borrowed, cuda
 from framework.vm.array import channels_last_stride
 
 FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "forward", "backward_input", "backward_weight"
@@ -95,20 +95,22 @@ def choose(problem: Problem, wanted: Settings, device: Device, addresses: tuple[
         # Nothing can be timed now; cuDNN's first suggestion is seldom far from the best.
         return Choice(_suggestions(handle, problem, replace(wanted, timed_plans=1))[0][0])
     plans, first_fits = _suggestions(handle, problem, wanted)
-    timed = [(_time(plan, addresses), plan) for plan in plans] if len(plans) > 1 or not first_fits else []
-    best = Choice(min(timed, key=lambda pair: pair[0])[1] if timed else plans[0])
-    if not first_fits and problem.kind == BACKWARD_WEIGHT:
-        cut = _in_pieces(handle, problem, wanted)
-        if cut is not None and _time(cut.plan, addresses) * cut.pieces < min(timed, key=lambda pair: pair[0])[0]:
-            best = cut
+    best = Choice(plans[0])
+    if len(plans) > 1 or not first_fits:
+        choices = [Choice(plan) for plan in plans]
+        if not first_fits and problem.kind == BACKWARD_WEIGHT:
+            choices += _in_pieces(handle, problem, wanted)
+        # The scratch memory of plans that are not taken must have no place among that of the steps to come.
+        with borrowed(device, max(1, *(choice.plan.workspace_bytes for choice in choices))) as scratch:
+            best = min(choices, key=lambda choice: _time(choice.plan, addresses, scratch) * choice.pieces)
     disk.write(
         _KIND_ON_DISK, key, json.dumps({"pieces": best.pieces, "plan": best.plan.text().decode("latin-1")}).encode()
     )
     return best
 
 
-def _in_pieces(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> Choice | None:
-    """The largest pieces of the batch whose first suggestion fits the workspace.
+def _in_pieces(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> list[Choice]:
+    """The largest pieces of the batch whose first suggestion fits the workspace, if there are any.
 
     For some shapes only an algorithm with a large workspace is fast, and it grows with the batch.
     """
@@ -118,8 +120,8 @@ def _in_pieces(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> Choi
             part = replace(problem, x=(batch // pieces, *problem.x[1:]), y=(batch // pieces, *problem.y[1:]))
             plans, first_fits = _suggestions(handle, part, replace(wanted, timed_plans=1))
             if first_fits:
-                return Choice(plans[0], pieces)
-    return None
+                return [Choice(plans[0], pieces)]
+    return []
 
 
 def _suggestions(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> tuple[list[Plan], bool]:
@@ -212,21 +214,22 @@ def _is_allowed(config: Descriptor, problem: Problem, wanted: Settings) -> bool:
     return _COMPILES_AT_RUN_TIME not in engine.get(1305, cudnn.BEHAVIOR_NOTE, 16)
 
 
-def _time(plan: Plan, addresses: tuple[int, int, int]) -> float:
-    """Milliseconds of one run: the device's, or the host's to issue it, whichever is longer.
+def _time(plan: Plan, addresses: tuple[int, int, int], scratch: int) -> float:
+    """Milliseconds of one run: the device's, or the host's to issue it, whichever is longer. Nothing runs afterwards.
 
     The device's is that of runs replayed as a graph, where the host does not hold it up.
     """
     runtime = cuda.api()
     stream = cuda.stream_pointer(plan.handle.device)
-    plan.run(*addresses)  # loads what has to be loaded, which cannot be captured
-    runtime.streamSynchronize(stream)
-    issuing = []
-    for _ in range(_TIMED_RUNS):
-        start = perf_counter()
-        plan.run(*addresses)
-        issuing.append(perf_counter() - start)
-    return max(1000 * min(issuing), _replayed(plan, addresses, stream))
+    with plan.working_in(scratch):
+        plan.run(*addresses)  # loads what has to be loaded, which cannot be captured
+        runtime.streamSynchronize(stream)
+        issuing = []
+        for _ in range(_TIMED_RUNS):
+            start = perf_counter()
+            plan.run(*addresses)
+            issuing.append(perf_counter() - start)
+        return max(1000 * min(issuing), _replayed(plan, addresses, stream))
 
 
 def _replayed(plan: Plan, addresses: tuple[int, int, int], stream: int) -> float:

@@ -1,6 +1,10 @@
-"""What bounds the choice of a convolution's algorithm: no device is needed to say so."""
+"""What bounds the choice of a convolution's algorithm, and what it leaves behind."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -24,3 +28,20 @@ def test_scratch_memory_is_bounded_by_operands_and_by_the_setting(batch, dtype, 
     images = (batch, 64, 56, 56)
     problem = Problem(FORWARD, dtype, images, (64, 64, 3, 3), images, (1, 1), (1, 1), (1, 1))
     assert workspace_limit(problem, Settings(True, False, allowed, 8)) == limit
+
+
+@pytest.mark.gpu
+def test_a_search_leaves_no_more_memory_reserved_than_what_it_found_needs(tmp_path) -> None:
+    program = (
+        "import framework as flow\n"
+        "model = flow.models.resnet18().to('cuda')\n"
+        "for _ in range(3):\n"
+        "    model(flow.zeros(8, 3, 224, 224, device='cuda')).sum().backward()\n"
+        "print(flow.cuda.memory_reserved())\n"
+    )
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    searching, knowing = (
+        subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    )
+    assert searching.stdout == knowing.stdout

@@ -211,6 +211,31 @@ def test_a_limit_refuses_and_leaves_what_was_there() -> None:
         memory.set_limit(-1)
 
 
+def test_what_is_borrowed_is_counted_while_it_is_out_and_leaves_no_trace() -> None:
+    memory = allocator()
+    block = memory.allocate(400 * KIB)
+    with memory.borrowed(5 * MIB - 1) as address:
+        assert memory.source.out[address].nbytes == 5 * MIB  # type: ignore[attr-defined] # a FakeSource
+        assert (memory.allocated(), memory.reserved()) == (block.nbytes + 5 * MIB, 6 * MIB)
+        assert memory.allocate(100 * KIB).ptr not in range(address, address + 5 * MIB)
+    assert (memory.allocated(), memory.reserved(), memory.source.given) == (500 * KIB, MIB, MIB)  # type: ignore[attr-defined]
+    assert (memory.peak_allocated(), memory.peak_reserved()) == (500 * KIB + 5 * MIB, 6 * MIB)
+    with pytest.raises(RuntimeError), memory.borrowed(MIB):
+        raise RuntimeError("a search that failed")
+    assert (memory.allocated(), memory.reserved(), memory.segments()) == (500 * KIB, MIB, 1)
+
+
+def test_the_cache_is_given_up_before_a_loan_is_refused() -> None:
+    memory = allocator(capacity=4 * MIB)
+    give_back(memory, memory.allocate(3 * MIB))
+    with memory.borrowed(4 * MIB), pytest.raises(OutOfMemoryError), memory.borrowed(4096):
+        raise AssertionError("there was nothing left")
+    memory.set_limit(MIB)
+    with pytest.raises(OutOfMemoryError, match=r"limit 1\.0 MiB"), memory.borrowed(2 * MIB):
+        raise AssertionError("it is more than the limit")
+    assert (memory.allocated(), memory.reserved(), memory.source.given) == (0, 0, 0)  # type: ignore[attr-defined]
+
+
 def test_near_the_limit_no_more_is_reserved_than_was_asked_for() -> None:
     memory = allocator()
     memory.set_limit(300 * KIB)
