@@ -45,7 +45,7 @@ class Conv2d(Operation):
 
 
 def backward(
-    node: Node, kernels: Runtime, at: int, plan: Plan, grad_y: Array | None, weight: Array, x: Any
+    node: Node, kernels: Runtime, at: int, plan: Plan, grad_y: Array | None, weight: Any, x: Any
 ) -> tuple[Array | None, Array | None]:
     """The gradients of images and weight, inputs number `at` and `at` + 1 of `node`, as far as they are wanted.
 

@@ -88,18 +88,20 @@ class ConvBatchNormSum(Operation):
             mean, var, shortcut_mean, shortcut_var, between, weight, bias, beside, shortcut_weight, shortcut_bias
         )
         if node.recording:
-            # A mean, its inv_std and the mask lie in one storage: if one of them is written, so are all.
+            needs_x, needs_kernel, _, _, needs_shortcut, needs_shortcut_kernel, *_ = node.needs
+            # A frozen shortcut keeps nothing.
+            is_kept = any(node.needs[4:])
             node.save(
-                node.input(0, x) if node.needs[1] else None, kernel, between, weight,
-                node.input(4, shortcut) if node.needs[5] else None, shortcut_kernel, beside, shortcut_weight,
-                figures[0], figures[2], y if mask is None else None,
+                node.input(0, x) if needs_kernel else None, kernel if needs_x else None, between, weight,
+                node.input(4, shortcut) if needs_shortcut_kernel else None, shortcut_kernel if needs_shortcut else None,
+                beside if is_kept else None, shortcut_weight if is_kept else None, y if mask is None else None,
             )  # fmt: skip
             node.note = (names, plan, figures, mask)
         return y
 
     @staticmethod
     def backward(node: Node, kernels: Runtime, grad_y: Gradient) -> tuple[Array | None, ...]:
-        x, kernel, between, weight, shortcut, shortcut_kernel, beside, shortcut_weight, _, _, y = node.kept
+        x, kernel, between, weight, shortcut, shortcut_kernel, beside, shortcut_weight, y = node.kept
         names, plan, figures, mask = node.note
         around, _ = node.scope  # type: ignore[misc] # apply() gave the node one
         scope.current = (((around, names[0][1]), "batch_norm"), "backward")
@@ -208,31 +210,33 @@ class _Plan:
         grad_y: Gradient,
         x: Array,
         weight: Array,
-        shortcut: Array,
-        shortcut_weight: Array,
+        shortcut: Array | None,
+        shortcut_weight: Array | None,
         figures: Figures,
         mask: Array,
     ) -> tuple[list[Array | None], list[Array | None]]:
-        """The gradients of the branch's normalised images, weight and bias, and the shortcut's, as far as they are wanted."""
-        needs, first, second = node.needs, grad_y.array, grad_y.second
+        """The gradients of what the branch's normalisation took, of its weight and bias, and the same of the shortcut.
+
+        None for those that are not wanted; `shortcut` is None where none of its are.
+        """
+        first, second = grad_y.array, grad_y.second
         grad_y.second = None  # so that nothing but what takes its place keeps its memory
         # Those of the images may take the places of the gradient's parts, the branch's that of the last.
         spare = [second] if second is not None and grad_y.second_owned else []
         if grad_y.owned:
             spare.append(first)
-        main, beside = (self._rooms(node, at, spare) for at in (0, 4))
+        of_main, of_shortcut = (self._rooms(node, at, spare) for at in (0, 4))
         mean, inv_std, shortcut_mean, shortcut_inv_std = figures
-        if any(needs[4:]):
-            key = tuple([None if array is None else array.layout for array in (*main, *beside, first, second)])
-            run = self._known.get(key) or self._prepare_backward(*key)
-            run(
-                *main, *beside, first, x, weight, mean, inv_std, shortcut, shortcut_weight, shortcut_mean,
-                shortcut_inv_std, mask, second,
-            )  # fmt: skip
-        else:
-            # The shortcut is frozen.
-            self._kernels.batch_norm_backward(*main, None, first, x, weight, mean, inv_std, mask, second, relu=True)
-        return main, beside
+        if shortcut is None:
+            self._kernels.batch_norm_backward(*of_main, None, first, x, weight, mean, inv_std, mask, second, relu=True)
+            return of_main, of_shortcut
+        key = tuple([None if array is None else array.layout for array in (*of_main, *of_shortcut, first, second)])
+        run = self._known.get(key) or self._prepare_backward(*key)
+        run(
+            *of_main, *of_shortcut, first, x, weight, mean, inv_std, shortcut, shortcut_weight, shortcut_mean,
+            shortcut_inv_std, mask, second,
+        )  # fmt: skip
+        return of_main, of_shortcut
 
     def _rooms(self, node: Node, at: int, spare: list[Array]) -> list[Array | None]:
         """Where the gradients of a branch go whose inputs start at number `at`; takes of the spare images what it uses."""

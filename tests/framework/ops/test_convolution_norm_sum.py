@@ -178,6 +178,26 @@ def test_errors_are_those_of_the_parts() -> None:
             end(x, residual)
 
 
+def test_what_no_gradient_comes_of_may_be_written() -> None:
+    end, x, residual = _end()
+    end.downsample.requires_grad_(False)
+    held = flow.cpu.memory_allocated()
+    y = end(x, residual.detach())
+    # Of all that was computed, what the branch's normalisation took and y with its figures: not the shortcut's.
+    assert flow.cpu.memory_allocated() - held < 2.9 * y.numel() * y.array.dtype.itemsize
+    with flow.no_grad():
+        for parameter in end.downsample.parameters():
+            parameter.fill_(0)
+    y.sum().backward()
+    end, x, residual = _end()
+    y = end(x.detach(), residual.detach())
+    with flow.no_grad():
+        end.conv.weight.fill_(0)
+        end.downsample[0].weight.fill_(0)
+    y.sum().backward()
+    assert end.downsample[0].weight.grad.numpy().any()
+
+
 @pytest.mark.parametrize("written", ["conv.weight", "downsample.0.weight", "norm.weight", "downsample.1.weight", "x"])
 def test_what_was_written_since_is_told(written: str) -> None:
     end, x, residual = _end()
