@@ -202,7 +202,7 @@ def _run(node: Node, grads: _Pending, retain_graph: bool) -> Sequence[Array | No
         return [None] * len(node.edges)
     if node.freed:
         node.check_not_freed()
-    operation = node.operation
+    operation, node.is_retained = node.operation, retain_graph
     here.frame = scope.current = (node.scope, "backward")
     if node.hooks or grads.others is not None:
         results = _run_with_hooks(node, grads.by_output())

@@ -28,7 +28,7 @@ class Node:
 
     `edges` has, for each input, (node, which of its outputs), or (leaf tensor, 0), or None where no gradient is
     wanted. `needs` is the same list, for those who only ask of an input whether its gradient is wanted. Forward keeps
-    arrays with `save`, and whatever else backward needs as `note`.
+    arrays with `save`, and whatever else backward needs as `note`. `is_retained` says in a backward that there may be another.
     """
 
     __slots__ = (
@@ -40,6 +40,7 @@ class Node:
         "edges",
         "freed",
         "hooks",
+        "is_retained",
         "needs",
         "note",
         "number",
@@ -65,7 +66,7 @@ class Node:
         self.recording = recording
         self.hooks: dict[int, list[Hook]] | None = None
         self.note: Any = None
-        self.freed = False
+        self.freed = self.is_retained = False
         self.scope = scope.current
         self.number = next(_numbers)
         self._keeps = self._remade = False
@@ -144,6 +145,12 @@ class Node:
                 f"backward through {self!r} a second time: what it saved was freed by the first; "
                 "pass retain_graph=True to the first backward()"
             )
+
+    def release(self, *places: int) -> None:
+        """Lets go of some of the saved arrays in the middle of a backward, unless another may follow."""
+        if not self.is_retained:
+            self.freed = True
+            self._saved = tuple([None if place in places else array for place, array in enumerate(self._saved)])
 
     def free(self) -> None:
         """Drops what was saved. A node that saved nothing has nothing to miss: it may be walked again."""

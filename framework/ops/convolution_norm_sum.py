@@ -108,8 +108,13 @@ class ConvBatchNormSum(Operation):
         of_main, of_shortcut = plan.backward(
             node, grad_y, between, weight, beside, shortcut_weight, figures, y if mask is None else mask
         )
+        # As with an operation for each: nothing is held beyond the last that reads it.
+        del between, beside, y
+        node.release(2, 6, 8)
         scope.current = (((around, names[0][0]), "conv2d"), "backward")
         grads = convolution.backward(node, kernels, 0, plan.main, of_main.pop(0), kernel, x)
+        del x
+        node.release(0)
         scope.current = (((around, names[1][0]), "conv2d"), "backward")
         shortcut_grads = convolution.backward(
             node, kernels, 4, plan.shortcut, of_shortcut.pop(0), shortcut_kernel, shortcut
@@ -221,11 +226,11 @@ class _Plan:
         """
         first, second = grad_y.array, grad_y.second
         grad_y.second = None  # so that nothing but what takes its place keeps its memory
-        # Those of the images may take the places of the gradient's parts, the branch's that of the last.
-        spare = [second] if second is not None and grad_y.second_owned else []
-        if grad_y.owned:
-            spare.append(first)
-        of_main, of_shortcut = (self._rooms(node, at, spare) for at in (0, 4))
+        # Those of the images may take the places of the gradient's parts: the shortcut's, which is needed longest, that of
+        # the first, which is held until the end.
+        own_first, own_second = first if grad_y.owned else None, second if grad_y.second_owned else None
+        of_main = self._rooms(node, 0, own_first if shortcut is None and own_second is None else own_second)
+        of_shortcut = self._rooms(node, 4, own_first)
         mean, inv_std, shortcut_mean, shortcut_inv_std = figures
         if shortcut is None:
             self._kernels.batch_norm_backward(*of_main, None, first, x, weight, mean, inv_std, mask, second, relu=True)
@@ -238,13 +243,13 @@ class _Plan:
         )  # fmt: skip
         return of_main, of_shortcut
 
-    def _rooms(self, node: Node, at: int, spare: list[Array]) -> list[Array | None]:
-        """Where the gradients of a branch go whose inputs start at number `at`; takes of the spare images what it uses."""
+    def _rooms(self, node: Node, at: int, spare: Array | None) -> list[Array | None]:
+        """Where the gradients of a branch go whose inputs start at number `at`: that of the images in `spare` if it fits."""
         images, vector = (self.shortcut.y, self._vectors[1]) if at else (self.main.y, self._vectors[0])
         needs_x, needs_kernel, needs_weight, needs_bias = node.needs[at : at + 4]
         room = None
         if needs_x or needs_kernel:
-            room = spare.pop(0) if spare and spare[0].layout is images else self._kernels.new(images)
+            room = spare if spare is not None and spare.layout is images else self._kernels.new(images)
         return [
             room,
             node.room(at + 2, vector) if needs_weight else None,

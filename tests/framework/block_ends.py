@@ -36,9 +36,10 @@ def force_apart(model: flow.nn.Module) -> flow.nn.Module:
 
 
 def images(*shape: int, seed: int = 0, dtype: Any = flow.float32, device: Any = "cpu") -> flow.Tensor:
-    """Normal numbers that want a gradient."""
-    drawn = np.random.default_rng(seed).standard_normal(shape)
-    return flow.tensor(drawn, dtype=dtype, device=device).detach().requires_grad_()
+    """Normal numbers that want a gradient and lie NHWC, as what convolutions give."""
+    drawn = np.random.default_rng(seed).standard_normal(shape).transpose(0, 2, 3, 1)
+    laid = flow.tensor(np.ascontiguousarray(drawn), dtype=dtype, device=device).permute(0, 3, 1, 2)
+    return laid.detach().requires_grad_()
 
 
 def issued(call: Any) -> list[str]:
@@ -76,13 +77,14 @@ def outcome(
     for name, tensor in (*model.named_parameters(), *inputs.items()):
         tensor.requires_grad_(not name.startswith(frozen) if frozen else True)
     factors = [images(n, channels, size, size, seed=3 + k, dtype=dtype, device=device).detach() for k in range(uses)]
+    gradient = images(n, channels, size, size, seed=7, dtype=dtype, device=device).detach()
     found: dict[str, flow.Tensor] = {}
     for step in range(steps):
         # Behind something that is no leaf, so that gradients pass through memory of their own.
         y = model(x * 1.0, residual * 1.0)
         found[f"y {step}"] = y.detach()
         if y.requires_grad:
-            sum((y * factor for factor in factors[1:]), y * factors[0]).sum().backward()
+            sum((y * factor for factor in factors[1:]), y * factors[0]).backward(gradient)
     for name, tensor in (*model.named_parameters(), *inputs.items()):
         if tensor.grad is not None:
             found[f"gradient of {name}"] = tensor.grad

@@ -237,23 +237,31 @@ def test_hooks_see_the_gradients() -> None:
         assert any(one.shape == other.shape and np.array_equal(one, other) for other in seen[True])
 
 
-def test_the_gradient_that_comes_in_is_not_written_over_where_somebody_holds_it() -> None:
+def test_a_gradient_that_somebody_else_holds_is_not_written_over() -> None:
     end, x, residual = _end()
     y = end(x, residual)
     given = images(*y.shape, seed=5).detach()
     before = np.array(given)
     y.backward(given)
     np.testing.assert_array_equal(given, before)
+    # Of two sums the gradient goes on to both operands: y's two parts are the others' too, and wait there until y's are used.
+    leaves = [images(*given.shape, seed=seed) for seed in (6, 7)]
+    one, two = (leaf * 1.0 for leaf in leaves)
+    y = end(x, residual)
+    factors = [images(*given.shape, seed=seed).detach() for seed in (8, 9)]
+    ((y + one) * factors[0] + (y + two) * factors[1]).backward(given)
+    for leaf, factor in zip(leaves, factors, strict=True):
+        np.testing.assert_array_equal(leaf.grad, factor.numpy() * before)
 
 
-def test_gradients_go_where_their_parameters_want_them() -> None:
+def test_gradients_are_made_where_their_parameters_want_them() -> None:
     end, x, residual = _end()
     homes = {}
     for name, parameter in end.named_parameters():
         homes[name] = parameter.home = Home(runtime(flow.device("cpu")).empty_like(parameter.array))
-    end(x, residual).sum().backward()
+    y = end(x, residual).sum()
+    assert "copy" not in issued(y.backward)
     for name, parameter in end.named_parameters():
-        assert homes[name].is_lent or parameter.grad.array.storage is homes[name].array.storage, name
         assert parameter.grad.array.storage is homes[name].array.storage, name
 
 
@@ -280,23 +288,46 @@ def test_images_that_can_be_made_again_are_not_kept(where: str, monkeypatch: pyt
         np.testing.assert_allclose(remade, kept, rtol=1e-10, atol=1e-10)
 
 
-def test_the_shortcuts_result_takes_no_memory_beside_the_others() -> None:
+@pytest.mark.parametrize("uses", [1, 2])
+def test_neither_way_takes_more_memory_than_the_parts(uses: int) -> None:
     peaks, held = {}, {}
     for apart in (False, True):
         flow.manual_seed(4)
         end = End(64)
         if apart:
             force_apart(end)
-        x, residual = images(4, 8, 32, 32), images(4, 4, 64, 64, seed=1)
+        x, residual = images(4, 8, 32, 32) * 1.0, images(4, 4, 64, 64, seed=1) * 1.0
         before = flow.cpu.memory_allocated()
         y = end(x, residual)
         held[apart] = flow.cpu.memory_allocated() - before
-        flow.cpu.reset_peak_memory_stats()
-        y.sum().backward()
-        peaks[apart] = flow.cpu.max_memory_allocated() - before
+        gradient = images(*y.shape, seed=5).detach()
+        loss = sum((y * float(k + 2) for k in range(1, uses)), y * 2.0)
         del y
+        flow.cpu.reset_peak_memory_stats()
+        loss.backward(gradient)
+        peaks[apart] = flow.cpu.max_memory_allocated() - before
+        del loss
     assert held[False] <= held[True]
     assert peaks[False] <= peaks[True] + 4096
+
+
+def test_a_part_of_the_gradient_is_freed_with_what_took_its_place() -> None:
+    end, x, residual = _end()
+    y = end(x * 1.0, residual * 1.0)
+    gradient, size = images(*y.shape, seed=5).detach(), y.numel() * y.array.dtype.itemsize
+    held: dict[str, list[int]] = {}
+    loss = y * 2.0 + y * 3.0
+    del y
+
+    def watch(instruction: Any, run: Callable[[], None]) -> None:
+        run()
+        held.setdefault(instruction.kernel.__name__, []).append(flow.cpu.memory_allocated())
+
+    with machine.observed(watch):
+        loss.backward(gradient)
+    first, second = held["conv2d_backward_weight"]
+    # From one weight's gradient to the next: x's gradient has come, what took the place of a part has gone.
+    assert second <= first + x.numel() * 4 - size + 64 + end.downsample[0].weight.numel() * 4
 
 
 def test_modules_that_both_branches_share() -> None:
