@@ -54,7 +54,7 @@ def wanted(root: Path) -> dict[Path, str]:
         document = read_document(path)
         texts |= {path.with_suffix(suffix): render(document, form) for suffix, form in TEXTS}
     readme = root / "README.md"
-    made = MARKED.sub(lambda found: found[1] + figures(root / found[2]) + found[4], readme.read_text())
+    made = MARKED.sub(lambda found: found[1] + figures(root, found[2]) + found[4], readme.read_text())
     texts[readme] = QUOTED.sub(lambda found: found[1] + quotation(root / found[2]) + found[4], made)
     return texts
 
@@ -64,13 +64,11 @@ def documents(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.json") if "out" not in path.relative_to(folder).parts)
 
 
-def figures(folder: Path) -> str:
-    """The tables of the documents in one folder, with a line below that leads to its document; empty without one."""
-    tables = []
+def figures(root: Path, name: str) -> str:
+    """The tables of the documents in folder `name`, with a line below that leads to its document; empty without one."""
+    folder, tables = root / name, []
     for path in documents(folder) if folder.is_dir() else []:
-        source = (
-            f"From [{path.stem}]({path.relative_to(folder.parent.parent).as_posix()}), {device(read_document(path))}."
-        )
+        source = f"From [{path.stem}]({path.relative_to(root).as_posix()}), {device(read_document(path))}."
         tables.append("\n".join([*table(read_document(path)), "", source]))
     return "\n\n".join(tables) + "\n" if tables else ""
 
