@@ -131,11 +131,10 @@ class BatchNorm2d(Module):
         if shortcut is not None:
             if residual is None:
                 raise TypeError("after() takes a shortcut for a residual; there is no residual")
-            parts = _parts(shortcut) if as_one and relu else None
+            parts = _parts(shortcut, self) if as_one and relu else None
             if parts is not None:
-                y = ops.conv2d_batch_norm_sum(
-                    _branch(convolution, self, x, ""), _branch(*parts, residual, f"{shortcut._name}.")
-                )
+                prefix = shortcut._name and f"{shortcut._name}."
+                y = ops.conv2d_batch_norm_sum(_branch(convolution, self, x, ""), _branch(*parts, residual, prefix))
                 parts[1]._count()
                 self._count()
                 return y
@@ -188,11 +187,15 @@ def _are_one_operation(convolution: Any, norm: Any) -> bool:
     )
 
 
-def _parts(shortcut: Module) -> tuple[Any, Any] | None:
-    """The convolution and the normalisation that a shortcut consists of; None where it is anything else."""
+def _parts(shortcut: Module, beside: BatchNorm2d) -> tuple[Any, Any] | None:
+    """The convolution and the normalisation that a shortcut consists of; None where it is anything else.
+
+    None also where both normalisations move the same running figures: one after the other, not at once.
+    """
     if type(shortcut) is Sequential and len(shortcut._modules) == 2 and "forward" not in shortcut.__dict__:
         convolution, norm = shortcut._modules.values()
-        if _are_one_operation(convolution, norm):
+        shares = norm is beside or norm.running_mean is beside.running_mean or norm.running_var is beside.running_var
+        if _are_one_operation(convolution, norm) and not shares:
             return convolution, norm
     return None
 

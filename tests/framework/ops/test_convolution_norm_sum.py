@@ -105,6 +105,31 @@ FORBIDDING: tuple[Callable[[End], object], ...] = (
 )
 
 
+def _share(end: End, *names: str) -> None:
+    for name in names:
+        setattr(end.downsample[1], name, getattr(end.norm, name))
+
+
+def test_running_figures_that_both_share_move_one_after_the_other() -> None:
+    # In one kernel both would move them at once.
+    for names in (("running_mean",), ("running_var",), ("running_mean", "running_var")):
+        end, x, residual = _end()
+        _share(end, *names)
+        assert not _is_one(end, x, residual)
+    end, x, residual = _end()
+    _share(end, "weight", "bias")
+    assert _is_one(end, x, residual)
+
+
+def test_a_shortcut_that_no_module_holds_has_no_name_of_its_own() -> None:
+    end, x, residual = _end()
+    loose = flow.nn.Sequential(*_end()[0].downsample.children())
+    said: list[str] = []
+    with machine.observed(lambda instruction, run: (said.append(repr(instruction)), run())):
+        end.norm.after(end.conv, x, residual=residual, shortcut=loose, relu=True)
+    assert said[0].endswith(" in 0: conv2d")
+
+
 def test_what_forbids_one_operation() -> None:
     end, x, residual = _end()
     assert _is_one(end, x, residual)
@@ -330,12 +355,13 @@ def test_a_part_of_the_gradient_is_freed_with_what_took_its_place() -> None:
     assert second <= first + x.numel() * 4 - size + 64 + end.downsample[0].weight.numel() * 4
 
 
-def test_modules_that_both_branches_share() -> None:
+def test_parameters_that_both_branches_share() -> None:
     found = []
     for apart in (False, True):
         flow.manual_seed(4)
-        conv, norm = flow.nn.Conv2d(4, 16, 1, bias=False), flow.nn.BatchNorm2d(16)
-        shortcut = flow.nn.Sequential(conv, norm)
+        conv, norm, others = flow.nn.Conv2d(4, 16, 1, bias=False), flow.nn.BatchNorm2d(16), flow.nn.BatchNorm2d(16)
+        others.weight, others.bias = norm.weight, norm.bias
+        shortcut = flow.nn.Sequential(conv, others)
         if apart:
             own = shortcut.forward
             shortcut.forward = lambda x, own=own: own(x)
@@ -343,7 +369,7 @@ def test_modules_that_both_branches_share() -> None:
         y = norm.after(conv, x, residual=x, shortcut=shortcut, relu=True)
         (y * y).sum().backward()
         found.append({name: np.array(t.detach()) for name, t in {
-            "x": x.grad, "kernel": conv.weight.grad, "weight": norm.weight.grad, "mean": norm.running_mean, "y": y,
+            "x": x.grad, "kernel": conv.weight.grad, "weight": norm.weight.grad, "mean": norm.running_mean,
+            "var": others.running_var, "y": y,
         }.items()})  # fmt: skip
-        assert int(norm.num_batches_tracked) == 2
     assert_same_bits(*found)
