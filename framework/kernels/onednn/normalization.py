@@ -57,7 +57,7 @@ def batch_norm_train(
     else:
         _scale(y, x, batch_mean, variance, weight, bias, residual, eps, relu=relu)
     if relu:
-        _restore_nan(y, batch_mean, variance, weight, bias, residual)
+        _restore_nan(y, mask, batch_mean, variance, weight, bias, residual)
     inv_std.ndarray[...] = 1 / np.sqrt(variance + eps)
     count = x.size // x.shape[1]
     _move(running_mean, batch_mean, momentum)
@@ -87,7 +87,7 @@ def batch_norm_eval(
     else:
         _normalise_with_mask(y, running_mean, running_var, mask, x, weight, bias, eps)
     if relu:
-        _restore_nan(y, running_mean.ndarray, running_var.ndarray, weight, bias, x, residual)
+        _restore_nan(y, mask, running_mean.ndarray, running_var.ndarray, weight, bias, x, residual)
 
 
 @kernel(outputs=4)
@@ -213,6 +213,7 @@ def _scale(
 
 def _restore_nan(
     y: Array,
+    mask: Array | None,
     mean: np.ndarray,
     variance: np.ndarray,
     weight: Array | None,
@@ -221,17 +222,22 @@ def _restore_nan(
 ) -> None:
     """Puts back the NaN that oneDNN's ReLU turned into 0: of channels whose figures are none, and of the images.
 
-    In training an image with a NaN or an infinity makes its channel's mean one.
+    In training an image with a NaN or an infinity makes its channel's mean one. The mask lets their gradients through.
     """
     lost = ~np.isfinite(mean + variance)
     for vector in (weight, bias):
         if vector is not None:
             lost |= np.isnan(vector.ndarray)
-    if lost.any():
+    is_any_lost = bool(lost.any())
+    if is_any_lost:
         y.ndarray[:, lost] = np.nan
     for image in images:
         if image is not None and channelwise.holds_nan(_channels_last(image)):
+            is_any_lost = True
             y.ndarray[np.isnan(image.ndarray)] = np.nan
+    if is_any_lost and mask is not None:
+        # A bit for each element as they lie in memory.
+        mask.ndarray[...] |= np.packbits(np.isnan(y.ndarray.transpose(0, 2, 3, 1)), bitorder="little")
 
 
 def _move(running: Array | None, batch: np.ndarray, momentum: float) -> None:

@@ -248,6 +248,35 @@ def test_a_relu_lets_no_nan_disappear(bad, training, place):
         assert np.array_equal(np.isinf(got), np.isinf(expected))
 
 
+@pytest.mark.parametrize("place", ["image", "residual", "weight", "bias"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_relu_lets_the_gradient_of_what_is_no_number_through(training, place):
+    draw = np.random.default_rng(0).standard_normal
+    arrays = {name: draw((2, 16, 4, 5)) for name in ("image", "residual")} | {n: draw(16) for n in ("weight", "bias")}
+    arrays[place][(1, 3, 2, 4) if arrays[place].ndim == 4 else 3] = np.nan
+    factor = draw((2, 16, 4, 5))
+    found = []
+    for dtype in (flow.float32, flow.float64):  # float64 runs on the reference
+        given = {name: flow.tensor(array, dtype=dtype) for name, array in arrays.items()}
+        for name in ("image", "residual"):
+            # Images lie NHWC, as convolutions give them.
+            nhwc = np.ascontiguousarray(arrays[name].transpose(0, 2, 3, 1))
+            given[name] = flow.tensor(nhwc, dtype=dtype).permute(0, 3, 1, 2)
+        given = {name: tensor.detach().requires_grad_() for name, tensor in given.items()}
+        for beside in (given["residual"], None):
+            y = flow.nn.functional.batch_norm(
+                given["image"], flow.zeros(16, dtype=dtype), flow.ones(16, dtype=dtype), given["weight"], given["bias"],
+                training=training, residual=beside, relu=True,
+            )  # fmt: skip
+            (y * flow.tensor(factor, dtype=dtype)).sum().backward()
+            found += [tensor.grad.numpy().copy() for tensor in given.values()]
+            for tensor in given.values():
+                tensor.grad = flow.zeros(*tensor.shape, dtype=dtype)
+    half = len(found) // 2
+    for got, expected in zip(found[:half], found[half:], strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_a_large_relu_keeps_nan():
     x = np.zeros((4, 64, 32, 32), np.float32)
     x[0, 1, 2, 3] = np.nan
