@@ -127,6 +127,7 @@ class CachingAllocator:
         with self._tidied() as is_mine:
             memory = self._from_source(nbytes)
             if memory is None and is_mine:
+                self._finish_waiting()
                 self._release_unused()
                 memory = self._from_source(nbytes)
             if memory is None:

@@ -15,7 +15,7 @@ from framework import backends
 from framework.device import Device
 from framework.kernels.cuda import cudnn, disk
 from framework.kernels.cuda.cudnn import CudnnError, Descriptor, Plan
-from framework.vm import borrowed, cuda
+from framework.vm import OutOfMemoryError, borrowed, cuda
 from framework.vm.array import channels_last_stride
 
 FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "forward", "backward_input", "backward_weight"
@@ -95,18 +95,35 @@ def choose(problem: Problem, wanted: Settings, device: Device, addresses: tuple[
         # Nothing can be timed now; cuDNN's first suggestion is seldom far from the best.
         return Choice(_suggestions(handle, problem, replace(wanted, timed_plans=1))[0][0])
     plans, first_fits = _suggestions(handle, problem, wanted)
-    best = Choice(plans[0])
+    best, is_of_all = Choice(plans[0]), True
     if len(plans) > 1 or not first_fits:
         choices = [Choice(plan) for plan in plans]
         if not first_fits and problem.kind == BACKWARD_WEIGHT:
             choices += _in_pieces(handle, problem, wanted)
-        # The scratch memory of plans that are not taken must have no place among that of the steps to come.
-        with borrowed(device, max(1, *(choice.plan.workspace_bytes for choice in choices))) as scratch:
-            best = min(choices, key=lambda choice: _time(choice.plan, addresses, scratch) * choice.pieces)
-    disk.write(
-        _KIND_ON_DISK, key, json.dumps({"pieces": best.pieces, "plan": best.plan.text().decode("latin-1")}).encode()
-    )
+        best, is_of_all = _fastest(choices, device, addresses)
+    if is_of_all:
+        entry = {"pieces": best.pieces, "plan": best.plan.text().decode("latin-1")}
+        disk.write(_KIND_ON_DISK, key, json.dumps(entry).encode())
     return best
+
+
+def _fastest(choices: list[Choice], device: Device, addresses: tuple[int, int, int]) -> tuple[Choice, bool]:
+    """The fastest of those whose scratch memory can be had now, and whether these are all.
+
+    Raises OutOfMemoryError where there are none.
+    """
+    fitting = choices
+    while True:
+        most_bytes = max(choice.plan.workspace_bytes for choice in fitting)
+        try:
+            # The scratch memory of plans that are not taken must have no place among that of the steps to come.
+            with borrowed(device, max(1, most_bytes)) as scratch:
+                best = min(fitting, key=lambda choice: _time(choice.plan, addresses, scratch) * choice.pieces)
+            return best, fitting is choices
+        except OutOfMemoryError:
+            fitting = [choice for choice in fitting if choice.plan.workspace_bytes < most_bytes]
+            if not fitting:
+                raise
 
 
 def _in_pieces(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> list[Choice]:

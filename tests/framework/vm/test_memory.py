@@ -236,6 +236,15 @@ def test_the_cache_is_given_up_before_a_loan_is_refused() -> None:
     assert (memory.allocated(), memory.reserved(), memory.source.given) == (0, 0, 0)  # type: ignore[attr-defined]
 
 
+def test_a_loan_waits_for_what_streams_still_use_before_it_is_refused() -> None:
+    memory, stream = allocator(capacity=4 * MIB), FakeStream()
+    stream.sequence = 1
+    memory.give_back(memory.allocate(3 * MIB), used_by(stream))
+    with memory.borrowed(4 * MIB):
+        assert stream.synchronized == 1
+    assert (memory.allocated(), memory.reserved()) == (0, 0)
+
+
 def test_near_the_limit_no_more_is_reserved_than_was_asked_for() -> None:
     memory = allocator()
     memory.set_limit(300 * KIB)
