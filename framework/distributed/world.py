@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from operator import index
 
 from framework.device import Device
 from framework.distributed import backends
@@ -104,7 +105,10 @@ def get_backend(device: Device | str = "cpu") -> str:
 def new_group(ranks: list[int]) -> Group:
     """A group of some ranks, given by their numbers in the world. Every rank calls this, in the same order of groups."""
     current = world()
-    chosen = tuple(ranks)
+    try:
+        chosen = tuple([index(rank) for rank in ranks])
+    except TypeError:
+        raise TypeError(f"a group is made of a list of ranks, by their numbers; got {ranks!r}") from None
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= rank < current.size for rank in chosen):
         raise ValueError(f"a group has different ranks from 0 to {current.size - 1}, at least one; got {list(ranks)}")
     group = Group(current, str(len(current.groups)), chosen)

@@ -229,6 +229,8 @@ told(ValueError, lambda: dist.all_reduce(flow.zeros(1), "product"))
 told(ValueError, lambda: dist.all_reduce(flow.tensor([1]), "avg"))
 told(ValueError, lambda: dist.broadcast(flow.zeros(1), 1))
 told(ValueError, lambda: dist.new_group([0, 0]))
+told(TypeError, lambda: dist.new_group("01"))
+told(TypeError, lambda: dist.new_group(0))
 told(ValueError, lambda: dist.all_gather([flow.zeros(2)], flow.zeros(3)))
 told(ValueError, lambda: dist.all_gather([flow.zeros(3)] * 2, flow.zeros(3)))
 told(ValueError, lambda: dist.reduce_scatter(flow.zeros(3), flow.zeros(4)))
@@ -248,6 +250,8 @@ told(TypeError, lambda: dist.all_gather_object({"a": object()}))
         "avg is for floating-point tensors, not int64",
         "rank 1 is not in group world, which has rank 0",
         "a group has different ranks from 0 to 0",
+        "a group is made of a list of ranks, by their numbers; got '01'",
+        "a group is made of a list of ranks, by their numbers; got 0",
         "tensor 0 is of shape [2]",
         "2 tensors for the 1 ranks",
         "it is of shape [4]",
