@@ -16,9 +16,11 @@ def check_tensor(operation: str, x: Tensor) -> None:
         raise TypeError(f"{operation} takes tensors; got {type(x).__name__}, which flow.tensor() converts")
 
 
-def check_tensors(operation: str, *operands: Tensor | None) -> None:
-    """Raises TypeError for what is neither a tensor nor left out."""
-    for operand in operands:
+def check_tensors(operation: str, first: Tensor, *others: Tensor | None) -> None:
+    """Raises TypeError for what is no tensor; the others may be left out."""
+    if not isinstance(first, Tensor):
+        check_tensor(operation, first)
+    for operand in others:
         if operand is not None and not isinstance(operand, Tensor):
             check_tensor(operation, operand)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
-from framework.ops.checks import Pair, check_floats, check_images, check_tensors, pair, window_count
+from framework.ops.checks import Pair, check_floats, check_images, check_tensor, check_tensors, pair, window_count
 from framework.tensor import Tensor
 from framework.vm.array import Array, Layout, channels_last_stride
 from framework.vm.runtime import Runtime, runtime
@@ -107,7 +107,8 @@ def conv2d(
     Returns [N, O, Ho, Wo], Ho = ⌊(H + 2·padding - dilation·(kh-1) - 1) / stride⌋ + 1 and Wo alike.
     Raises ValueError where the shapes do not fit, TypeError where the element types do not.
     """
-    check_tensors("conv2d", x, weight, bias)
+    check_tensors("conv2d", x, bias)
+    check_tensor("conv2d", weight)
     found = plan(
         runtime(x.array.storage.device),
         x.array.layout,

@@ -109,7 +109,7 @@ def conv2d_batch_norm(
     is_usual = type(x) is type(running_mean) is type(running_var) is Tensor
     if not is_usual or not (residual is None or type(residual) is Tensor):
         check_tensors("conv2d", x)
-        check_tensors("batch_norm", residual, running_mean, running_var)
+        check_tensors("batch_norm", running_mean, running_var, residual)
     return apply(
         ConvBatchNorm,
         x,

@@ -196,6 +196,8 @@ def test_errors_are_those_of_the_parts() -> None:
             end(x, images(2, 4, 8, 8))
         with pytest.raises(TypeError, match=r"conv2d takes tensors; got ndarray"):
             end(x, np.ones((2, 4, 12, 12), np.float32))
+        with pytest.raises(TypeError, match=r"conv2d takes tensors; got NoneType"):
+            end(None, residual)
         with pytest.raises(TypeError, match=r"takes operands of one floating-point type"):
             end(x, residual.to(flow.float64))
         end.downsample[1].running_mean = np.ones(16)
