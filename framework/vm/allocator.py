@@ -113,7 +113,7 @@ class CachingAllocator:
 
         For what is done once, such as a search: a block would be kept, and counted on, for its like. Raises OutOfMemoryError.
         """
-        size = _round_up(nbytes, self.source.granularity)
+        size = _round_up(max(nbytes, 1), self.source.granularity)
         memory = self._borrow(size)
         try:
             yield memory.ptr

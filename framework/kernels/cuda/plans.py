@@ -117,7 +117,7 @@ def _fastest(choices: list[Choice], device: Device, addresses: tuple[int, int, i
         most_bytes = max(choice.plan.workspace_bytes for choice in fitting)
         try:
             # The scratch memory of plans that are not taken must have no place among that of the steps to come.
-            with borrowed(device, max(1, most_bytes)) as scratch:
+            with borrowed(device, most_bytes) as scratch:
                 best = min(fitting, key=lambda choice: _time(choice.plan, addresses, scratch) * choice.pieces)
             return best, fitting is choices
         except OutOfMemoryError:

@@ -220,6 +220,8 @@ def test_what_is_borrowed_is_counted_while_it_is_out_and_leaves_no_trace() -> No
         assert memory.allocate(100 * KIB).ptr not in range(address, address + 5 * MIB)
     assert (memory.allocated(), memory.reserved(), memory.source.given) == (500 * KIB, MIB, MIB)  # type: ignore[attr-defined]
     assert (memory.peak_allocated(), memory.peak_reserved()) == (500 * KIB + 5 * MIB, 6 * MIB)
+    with memory.borrowed(0) as address:
+        assert memory.source.out[address].nbytes == 4096  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError), memory.borrowed(MIB):
         raise RuntimeError("a search that failed")
     assert (memory.allocated(), memory.reserved(), memory.segments()) == (500 * KIB, MIB, 1)
