@@ -14,28 +14,32 @@ from framework.vm.runtime import runtime
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter's place in a bucket: its gradient, and one element that says whether a rank has a gradient for it."""
+    """One parameter's place in a bucket. `number` is its own among those of all buckets."""
 
     name: str
     parameter: Parameter
     gradient: Array
-    used: Array
+    number: int
 
 
 class Bucket:
-    """The gradients of some parameters of one element type and device, with an element for each behind them."""
+    """The gradients of some parameters of one element type and device. The first of them has number `first`.
 
-    def __init__(self, named: Sequence[tuple[str, Parameter]]) -> None:
+    Behind them lie `flags` elements, which say of the parameters with such numbers whether a rank has a gradient for them.
+    The bucket that is sent last has those of all parameters: nobody reads them before, and they are written at once.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, Parameter]], first: int = 0, flags: int = 0) -> None:
         like = named[0][1].array
         kernels = runtime(like.storage.device)
         places, start = side_by_side(parameter.array for _, parameter in named)
-        self.flat: Array = kernels.full((start + len(named),), 0.0, like.dtype)
-        self.used = self.flat.view((len(named),), (1,), start)
+        self.flat: Array = kernels.full((start + flags,), 0.0, like.dtype)
+        self._flags = self.flat.view((flags,), (1,), start)
         self.slots: list[Slot] = []
-        for index, ((name, parameter), offset) in enumerate(zip(named, places, strict=True)):
+        for number, ((name, parameter), offset) in enumerate(zip(named, places, strict=True), first):
             shape = parameter.shape
             gradient = self.flat.view(shape, dense_stride_like(shape, parameter.stride()), offset)
-            self.slots.append(Slot(name, parameter, gradient, self.used.view((1,), (1,), index)))
+            self.slots.append(Slot(name, parameter, gradient, number))
 
     def give_homes(self) -> None:
         """Lets the gradients be made here."""
@@ -62,13 +66,11 @@ class Bucket:
         With `keep_views` gradients from elsewhere are views of the bucket from now on.
         """
         kernels = runtime(self.flat.storage.device)
-        kernels.fill(self.used, value=1)
         missing = []
         for slot in self.slots:
             grad = slot.parameter.grad
             if grad is None:
                 kernels.fill(slot.gradient, value=0)
-                kernels.fill(slot.used, value=0)
                 missing.append(slot)
             elif grad.array is not slot.gradient:
                 self._move_in(slot, grad)
@@ -78,6 +80,17 @@ class Bucket:
                         # It was converted there and back.
                         slot.parameter.home = Home(slot.gradient)
         return missing
+
+    def flag(self, unused: Sequence[Slot]) -> None:
+        """Says that this rank has a gradient for each parameter of all buckets, apart from those that are `unused`."""
+        kernels = runtime(self.flat.storage.device)
+        kernels.fill(self._flags, value=1)
+        for slot in unused:
+            kernels.fill(self._flag(slot), value=0)
+
+    def is_used(self, slot: Slot) -> bool:
+        """Whether some rank has a gradient for the slot, which may be one of another bucket."""
+        return bool(runtime(self.flat.storage.device).to_host(self._flag(slot))[0] > 0)
 
     def clear(self) -> None:
         """Zeros for all: the part of a rank that has no data left."""
@@ -99,6 +112,9 @@ class Bucket:
             )
         runtime(self.flat.storage.device).copy(slot.gradient, grad.array)
 
+    def _flag(self, slot: Slot) -> Array:
+        return self._flags.view((1,), (1,), slot.number)
+
     @property
     def device(self) -> object:
         """Where it lies."""
@@ -118,4 +134,8 @@ def make_buckets(named: Sequence[tuple[str, Parameter]], cap_bytes: int) -> list
             groups.append(group)
         group.append((name, parameter))
         open_groups[kind] = (group, nbytes + parameter.array.nbytes)
-    return [Bucket(group) for group in groups]
+    buckets, first = [], 0
+    for group in groups:
+        buckets.append(Bucket(group, first, flags=len(named) if group is groups[-1] else 0))
+        first += len(group)
+    return buckets

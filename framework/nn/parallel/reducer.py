@@ -113,6 +113,8 @@ class Reducer:
                 self.joining.announce(GRADIENTS)
         bucket = self.buckets[self._sent]
         self._unused += bucket.fill(keep_views=self._as_views)
+        if bucket is self.buckets[-1]:
+            bucket.flag(self._unused)
         self._send(bucket)
         self._sent += 1
 
@@ -128,7 +130,7 @@ class Reducer:
             for bucket in self.buckets:
                 bucket.copy_back()
         for slot in self._unused:
-            if _is_used(slot):
+            if self.buckets[-1].is_used(slot):
                 slot.parameter.grad = self._gradient(slot)
         self._reset()
 
@@ -215,11 +217,6 @@ class _Progress:
         reducer = self._reducer()
         assert reducer is not None, "the reducer is held by the backward that it is told of"
         return reducer
-
-
-def _is_used(slot: Slot) -> bool:
-    """Whether some rank has a gradient for the slot."""
-    return bool(runtime(slot.used.storage.device).to_host(slot.used)[0] > 0)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

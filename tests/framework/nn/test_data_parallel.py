@@ -178,8 +178,8 @@ class Choice(nn.Module):
     def forward(self, x, which):
         return getattr(self, which)(x)
 
-for as_view in (True, False):
-    model = DDP(Choice(), gradient_as_bucket_view=as_view)
+for as_view, cap in ((True, 25), (False, 25), (True, 0.00001), (False, 0.00001)):
+    model = DDP(Choice(), gradient_as_bucket_view=as_view, bucket_cap_mb=cap)
     model(flow.ones(1, 3) * (rank + 1), "ab"[rank]).sum().backward()
     got = gradients(model.module)
     assert got["never.weight"] is None and got["never.bias"] is None
@@ -199,6 +199,52 @@ for as_view in (True, False):
     (model(x, "a").sum() if rank else (model(x, "a") * 0 + x.sum()).sum()).backward()
     np.testing.assert_array_equal(gradients(model.module)["a.weight"], np.full((2, 3), 0.5))
     same((n, p.grad) for n, p in model.named_parameters() if p.grad is not None)
+""")
+
+
+def test_whether_parameters_are_used_is_sent_with_the_last_bucket_whatever_the_others_hold() -> None:
+    on_two_ranks("""
+from framework.vm import machine
+
+class Choice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.single, self.double = nn.Linear(3, 2), nn.Linear(3, 2).to(flow.float64)
+        self.other, self.never = nn.Linear(3, 2), nn.Linear(3, 2).to(flow.float64)
+
+    def forward(self, names):
+        return sum(getattr(self, n)(flow.ones(1, 3, dtype=getattr(self, n).weight.dtype)).sum().to(flow.float64) for n in names)
+
+def fills(model, names):
+    seen = []
+    def observe(instruction, run):
+        if instruction.kernel.__name__ == "fill":
+            seen.extend(instruction.writes)
+        run()
+    with machine.observed(observe):
+        model(names).backward()
+    flats = [b.flat for b in model.reducer.buckets]
+    return [(index, a.size) for a in seen for index, flat in enumerate(flats) if a.storage is flat.storage]
+
+every = ["single", "double", "other", "never"]
+for cap in (25, 0.00001):
+    model = DDP(Choice(), bucket_cap_mb=cap)
+    last = len(model.reducer.buckets) - 1
+    assert last == (1 if cap == 25 else 7)
+    for _ in range(2):
+        model.zero_grad()
+        # One instruction for all of them.
+        assert fills(model, every) == [(last, 8)]
+        assert all(set(p.grad.numpy().ravel()) == {1.0} for p in model.parameters())
+    # What was used before, and what only the other rank uses.
+    for names in (["single", "double"], ["single", "other"]), (["other"], ["double", "single"]):
+        model.zero_grad()
+        model(names[rank]).backward()
+        for name in every:
+            uses = (name in names[0]) + (name in names[1])
+            for p in getattr(model.module, name).parameters():
+                assert (p.grad is not None) == (uses > 0), (name, names)
+                assert not uses or set(p.grad.numpy().ravel()) == {uses / 2}, (name, p.grad)
 """)
 
 
