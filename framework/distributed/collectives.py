@@ -108,6 +108,34 @@ def recv(tensor: Tensor, src: int, group: Group | None = None, async_op: bool = 
     return call.issue(_recv, (array,), async_op, src=call.peer(src))
 
 
+class Repeated:
+    """A collective that is called again and again on the same dense array: what never changes about it is settled once."""
+
+    def __init__(self, kernel_: Kernel, array: Array, group: Group, **attributes: Any) -> None:
+        self._kernel, self._operands, self._attributes = kernel_, (array,), attributes
+        self._group, self._device = group, array.storage.device
+        self._words = _words(Instruction(kernel_, self._operands, attributes), group.name)
+
+    @staticmethod
+    def all_reduce(array: Array, op: str, group: Group) -> Repeated:
+        """To be replaced on every rank by the sum, avg, min or max over all ranks."""
+        check_operation(op, array.dtype)
+        return Repeated(_all_reduce, array, group, op=op)
+
+    @staticmethod
+    def broadcast(array: Array, src: int, group: Group) -> Repeated:
+        """To be replaced on every rank by that of rank `src` (its number in the world)."""
+        return Repeated(_broadcast, array, group, src=group.index(src))
+
+    def issue(self) -> Work:
+        """Calls it once more; returns at once, as with `async_op`."""
+        # Of now: a group of destroyed ranks has none.
+        backend, stream = self._group.on(self._device), self._group.world.stream(self._device)
+        backend.check()
+        machine.issue(Instruction(self._kernel, self._operands, {"group": backend, **self._attributes}), stream)
+        return Work(self._words, stream.mark(), backend.check)
+
+
 class _Call:
     """One collective in the making: its operands laid out densely, then issued with what copies them there and back."""
 

@@ -18,7 +18,7 @@ from framework.distributed.watchdog import Flight, Watchdog
 from framework.distributed.words import describe
 from framework.dtype import DType
 from framework.vm import cuda
-from framework.vm.array import Array
+from framework.vm.array import Array, Layout
 
 if TYPE_CHECKING:
     from framework.distributed.groups import Group
@@ -59,12 +59,8 @@ class NcclGroup:
         atexit.register(self._abandon)
 
     def all_reduce(self, array: Array, op: str) -> None:
-        kind = _type(array.dtype)
-        self._enqueue(
-            f"all_reduce({describe(array)}, {op})",
-            self._communicator.allReduce,
-            (array.ptr, array.ptr, array.size, kind, _operation(op, array.dtype, self.size)),
-        )
+        what, *numbers = _all_reduce(array.layout, op, self.size)
+        self._enqueue(what, self._communicator.allReduce, (array.ptr, array.ptr, *numbers))
 
     def broadcast(self, array: Array, src: int) -> None:
         self._enqueue(
@@ -260,6 +256,13 @@ def _connect(size: int, identity: bytes, rank: int, device: Device, timeout_s: f
             f"NCCL did not connect {size} ranks within {timeout_s:g} s. NCCL_DEBUG=WARN in the environment lets NCCL say more"
         )
     return made[0]
+
+
+@lru_cache(maxsize=256)
+def _all_reduce(layout: Layout, op: str, ranks: int) -> tuple[str, int, int, int]:
+    """The words of an all-reduce, and what NCCL is told of it behind the addresses."""
+    what = f"all_reduce({describe(layout)}, {op})"
+    return what, layout.size, _type(layout.dtype), _operation(op, layout.dtype, ranks)
 
 
 @lru_cache(maxsize=16)

@@ -44,7 +44,7 @@ class Communicator(Protocol):
         ...
 
 
-@dataclass
+@dataclass(slots=True)
 class Flight:
     """A collective under way: its number (None for one between two ranks), its words, and the event behind it."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from framework.vm.array import Array
+from framework.vm.array import Array, Layout
 
 _LONGEST = 150
 
 
-def describe(array: Array) -> str:
+def describe(array: Array | Layout) -> str:
     """Its element type and shape, such as `float32[64, 3, 7, 7]`."""
     return _describe(array.dtype.name, array.shape)
 

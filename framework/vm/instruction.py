@@ -56,9 +56,9 @@ class Instruction:
 def _arrays(operands: tuple) -> list[Array]:
     found: list[Array] = []
     for operand in operands:
-        if isinstance(operand, Array):
+        if type(operand) is Array:
             found.append(operand)
-        elif isinstance(operand, tuple):
+        elif type(operand) is tuple:
             found += _arrays(operand)
     return found
 

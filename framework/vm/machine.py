@@ -114,6 +114,7 @@ class Machine:
                 for operand in operands:
                     if operand is not None and operand.storage.uses is not None:
                         is_more = is_more or _must_wait(operands, outputs)
+                        break
                 if is_more:
                     self.issue(Instruction(kernel, operands, attributes))
                     return
@@ -222,12 +223,14 @@ class Machine:
         """Keeps what `first` has waited for. Where nothing is outstanding the machine is back to what one stream costs."""
         for stream in self._streams:
             if stream.device is first.device:
-                stream.joined = max(stream.joined, first.has_waited(stream.mark()))
+                stream.joined = max(stream.joined, first.has_waited(stream))
         self._update()
 
     def _update(self) -> None:
-        firsts = self._firsts.values()
-        self._outstanding = any(stream not in firsts and stream.joined < stream.sequence for stream in self._streams)
+        self._outstanding = False
+        for stream in self._streams:
+            if stream.joined < stream.sequence and self._firsts.get(stream.device) is not stream:
+                self._outstanding = True
         self._plain = not (self._outstanding or self._observers or self._redirections)
 
 

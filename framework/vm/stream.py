@@ -31,16 +31,18 @@ class Stream:
 
     def mark(self) -> Mark:
         """The point behind the last instruction issued."""
-        return Mark(self, self.sequence)
+        # As Mark(self, self.sequence), which costs two calls more.
+        return tuple.__new__(Mark, (self, self.sequence))
 
     def wait(self, mark: Mark) -> None:
         """Whatever is issued here from now on runs after `mark`."""
-        if mark.stream is not self and self.has_waited(mark) < mark.sequence:
-            self._waited[mark.stream] = self.wait_for(mark)
+        stream, sequence = mark
+        if stream is not self and self._waited.get(stream, -1) < sequence:
+            self._waited[stream] = self.wait_for(mark)
 
-    def has_waited(self, mark: Mark) -> int:
-        """Up to which instruction of the mark's stream this one has waited; -1 where it never did."""
-        return self._waited.get(mark.stream, -1)
+    def has_waited(self, stream: Stream) -> int:
+        """Up to which instruction of another stream this one has waited; -1 where it never did."""
+        return self._waited.get(stream, -1)
 
     def run(self, work: Callable[[], None], name: object = None) -> None:
         """Calls `work`, which launches the instruction called `name`; what it launches goes to this stream."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from framework import distributed
+from framework.distributed.collectives import Repeated
 from framework.nn.counter import Counter
 from framework.nn.module import Module
 from framework.tensor import Tensor
@@ -20,6 +21,8 @@ class FlatBuffers:
     def __init__(self, module: Module) -> None:
         self._module = module
         self._flats: list[Array] = []
+        # From which rank, in which group.
+        self._broadcasts: dict[tuple[int, distributed.Group], list[Repeated]] = {}
         self._homes: list[object] = []
         self._find()
         self._move()
@@ -30,9 +33,11 @@ class FlatBuffers:
             self._find()
         if [buffer.array.storage for buffer in self._buffers] != self._homes:
             self._move()  # the module was converted or moved since
-        works = [distributed.broadcast(Tensor(flat), src, group, async_op=True) for flat in self._flats]
-        for work in works:
-            assert work is not None
+        calls = self._broadcasts.get((src, group))
+        if calls is None:
+            calls = [Repeated.broadcast(flat, src, group) for flat in self._flats]
+            self._broadcasts[src, group] = calls
+        for work in [call.issue() for call in calls]:
             work.wait()
 
     def _find(self) -> None:
@@ -44,6 +49,7 @@ class FlatBuffers:
         for buffer in self._buffers:
             kinds.setdefault((buffer.device, buffer.dtype), []).append(buffer)
         self._flats = []
+        self._broadcasts.clear()
         for alike in kinds.values():
             kernels = runtime(alike[0].device)
             flat = kernels.empty((sum(buffer.numel() for buffer in alike),), alike[0].dtype)

@@ -197,9 +197,8 @@ class DistributedDataParallel(Module):
 
     def _read_kinds(self) -> tuple[list[Any], ...]:
         """What buckets depend on."""
-        arrays = [parameter.array for parameter in self._all]
         return (
             [parameter.requires_grad for parameter in self._all],
-            [array.layout for array in arrays],
-            [array.storage.device for array in arrays],
+            [parameter.array.layout for parameter in self._all],
+            [parameter.array.storage.device for parameter in self._all],
         )

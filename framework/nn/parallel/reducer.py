@@ -8,6 +8,7 @@ from typing import Any
 
 from framework import distributed
 from framework.autograd.engine import after_backward
+from framework.distributed.collectives import Repeated
 from framework.nn.parallel.bucket import Bucket, Slot, make_buckets
 from framework.nn.parallel.join import GRADIENTS, Join
 from framework.nn.parameter import Parameter
@@ -30,7 +31,7 @@ class Reducer:
         self.buckets = make_buckets(named, cap_bytes)
         # What is told before the first bucket of each backward is sent.
         self.joining: Join | None = None
-        self._group = group
+        self._averages = {bucket: Repeated.all_reduce(bucket.flat, "avg", group) for bucket in self.buckets}
         self._as_views = as_views
         self._progress = progress = _Progress(self, [len(bucket.slots) for bucket in self.buckets])
         self._removers = [
@@ -119,7 +120,7 @@ class Reducer:
         self._sent += 1
 
     def _send(self, bucket: Bucket) -> None:
-        self._works.append(distributed.all_reduce(Tensor(bucket.flat), "avg", self._group, async_op=True))
+        self._works.append(self._averages[bucket].issue())
 
     def _finish(self) -> None:
         """At the end of backward: sends the rest, and takes what the others found for parameters not used here."""
@@ -180,26 +181,29 @@ class _Progress:
         self._reducer = weakref.ref(reducer)
         self._sizes = sizes
         self.averages = True
+        # Filled anew for each backward, not made anew: each hook knows them.
+        self.missing = list(sizes)
+        self._is_there = [bytearray(size) for size in sizes]
         self.reset()
 
     def reset(self) -> None:
         """Gets ready for the next backward."""
         self.is_running = False
-        self.missing = list(self._sizes)
-        self._is_there = [bytearray(size) for size in self._sizes]
+        self.missing[:] = self._sizes
+        for is_there, size in zip(self._is_there, self._sizes, strict=True):
+            is_there[:] = bytes(size)
 
     def hook(self, bucket: int, index: int) -> Callable[[Tensor], None]:
         """What to call when backward has made the gradient that is number `index` of a bucket."""
+        missing, is_there = self.missing, self._is_there[bucket]
 
         def ready(parameter: Tensor) -> None:
             # For each parameter in every step: nothing is called here that need not be.
             if not self.averages or not (self.is_running or self._begin()):
                 return
-            is_there = self._is_there[bucket]
             if is_there[index]:
                 self._living().refuse(parameter)
             is_there[index] = True
-            missing = self.missing
             missing[bucket] -= 1
             if not missing[bucket]:
                 self._living().go_on()

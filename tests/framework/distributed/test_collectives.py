@@ -245,3 +245,53 @@ def test_what_is_no_tensor_is_named() -> None:
             )
         )
     ]
+
+
+def test_a_repeated_collective_is_the_same_as_one_called_anew() -> None:
+    said = run(
+        """
+        from framework.distributed.collectives import Repeated
+        from framework.vm import machine
+
+        dist.init_process_group(timeout=30)
+        rank = dist.get_rank()
+        everyone, backwards = dist.new_group([0, 1]), dist.new_group([1, 0])
+        shared, given = flow.zeros(3), flow.zeros(2)
+        mean = Repeated.all_reduce(shared.array, "avg", everyone)
+        most = Repeated.all_reduce(shared.array, "max", everyone)
+        first = Repeated.broadcast(given.array, 1, backwards)
+        for step in range(3):
+            # What wrote the array before is waited for, and what reads it later waits.
+            shared.fill_(float(2 * rank + step))
+            versions = shared.array.storage.version
+            work = mean.issue()
+            assert shared.array.storage.version == versions + 1
+            work.wait()
+            assert shared.tolist() == [1.0 + step] * 3, shared
+            shared.fill_(float(rank + step))
+            most.issue().wait()
+            assert shared.tolist() == [1.0 + step] * 3, shared
+            given.fill_(10.0 * rank + step)
+            assert first.issue() is not first.issue()
+            assert given.tolist() == [10.0 + step] * 2, given
+        assert repr(work) == f"Work(_all_reduce(float32[3]) of group {everyone.name})", work
+        seen = []
+        with machine.observed(lambda instruction, run: (seen.append(instruction.attributes["op"]), run())):
+            mean.issue().wait()
+        assert seen == ["avg"]
+        try:
+            Repeated.all_reduce(shared.array, "mean", everyone)
+        except ValueError as refused:
+            assert "mean" in str(refused)
+        else:
+            raise AssertionError("went through")
+        dist.barrier()
+        dist.destroy_process_group()
+        try:
+            mean.issue()
+        except dist.DistributedError as gone:
+            print(type(gone).__name__)
+        """,
+        2,
+    )
+    assert said == ["DistributedError\n"] * 2

@@ -39,7 +39,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Rank 1 of ranks 4 and 6 of the world."""
     constants = {"NCCL_FLOAT64": DOUBLE, "NCCL_UINT8": BYTE, "NCCL_AVG": MEAN, "NCCL_MAX": MOST, "NCCL_SUM": TOTAL}
     monkeypatch.setattr(nccl, "_nccl", lambda: SimpleNamespace(**constants))
-    for cached in (nccl._type, nccl._operation):
+    for cached in (nccl._type, nccl._operation, nccl._all_reduce):
         cached.cache_clear()
     monkeypatch.setattr(cuda, "stream_pointer", lambda device: STREAM)
     monkeypatch.setattr(cuda, "is_capturing", lambda device: False)
@@ -50,7 +50,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Any:
     made._watchdog = SimpleNamespace(failure=None, watch=made.flights.append)
     monkeypatch.setattr(nccl.NcclGroup, "_event", lambda self, stream: f"event on {stream}")
     yield made
-    for cached in (nccl._type, nccl._operation):
+    for cached in (nccl._type, nccl._operation, nccl._all_reduce):
         cached.cache_clear()
 
 

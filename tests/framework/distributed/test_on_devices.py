@@ -88,7 +88,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         eventRecord=record,
     )
     monkeypatch.setattr(nccl, "why_not", lambda: None)
-    for function in (nccl._type, nccl._operation):
+    for function in (nccl._type, nccl._operation, nccl._all_reduce):
         function.cache_clear()
     monkeypatch.setattr(nccl, "_nccl", lambda: binding)
     monkeypatch.setattr(nccl.cuda, "api", lambda: api)
@@ -100,7 +100,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     world = SimpleNamespace(store=store, rank=4, members={4: member}, timeout_s=5.0)
     group = SimpleNamespace(rank=0, ranks=(4, 6), size=2, world=world, neighbours=dict)
     yield SimpleNamespace(binding=binding, store=store, group=group, events=events)
-    for function in (nccl._type, nccl._operation):
+    for function in (nccl._type, nccl._operation, nccl._all_reduce):
         function.cache_clear()
 
 
