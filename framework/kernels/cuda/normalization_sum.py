@@ -17,6 +17,8 @@ from framework.kernels.table import kernel
 from framework.vm.array import Array, Layout
 
 _LARGE, _SMALL = "normalization_sum.cu", "normalization_small_sum.cu"
+# The channels of a block, at least, wherever its operands lie.
+_LEAST_TILE = 32
 
 
 def _prepare_train(device: Device, *layouts: Layout | None, **attributes: float) -> Callable[..., None]:
@@ -213,5 +215,5 @@ def _spread(device: Device, is_aligned: bool, images: Layouts, vectors: Layouts)
     shortcut: Any = images[-1]
     of = normalization_plans.types_of(shortcut.dtype, vectors[2:])
     spread = Spread(device, shortcut.shape, of, is_aligned)
-    # Backward counts for each branch; see `sum_gradients` there.
-    return spread if 8 * spread.columns <= launch.COUNTER_BYTES else None
+    # Backward counts for each branch, see `sum_gradients` there, and tiles are smaller where addresses are odd.
+    return spread if 8 * -(-spread.channels // _LEAST_TILE) <= launch.COUNTER_BYTES else None

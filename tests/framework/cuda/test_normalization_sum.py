@@ -132,6 +132,21 @@ def test_what_lies_otherwise_or_is_of_two_types_goes_through_one_normalisation_e
     assert launched == []
 
 
+def test_so_many_channels_that_odd_addresses_have_no_counters_for_go_through_one_normalisation_each(
+    launched: list[Any],
+) -> None:
+    for channels, is_one_pass in ((2**16, True), (2**16 + 64, False)):
+        shape = (1, channels, 2, 1)
+        images, vector = Layout.of(shape, channels_last_stride(shape), float32), Layout.of((channels,), (1,), float32)
+        bits = Layout.of((images.size // 8,), (1,), uint8)
+        layouts = (images, vector, vector, images, vector, vector, images, images, *[vector] * 3, images, *[vector] * 3)
+        run = normalization_sum._prepare_backward(DEVICE, *layouts, bits, images)
+        assert (run.__name__ == "differentiate") == is_one_pass
+        if is_one_pass:
+            run(*[_at(16 * (k + 1) + 4, layout) for k, layout in enumerate((*layouts, bits, images))])
+            assert len(launched) == 2
+
+
 # ---- on a device
 
 
