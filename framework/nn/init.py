@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from math import prod, sqrt
 
 from framework.autograd import no_grad
+from framework.ops.checks import check_tensor
 from framework.random import default_generator
 from framework.tensor import Tensor
 
@@ -16,9 +17,9 @@ _is_skipped = ContextVar("is_skipped", default=False)
 
 @contextmanager
 def skipped() -> Iterator[None]:
-    """Within it nothing is drawn, so that large modules are made at once: for one whose weights are loaded right after.
+    """Within it this thread draws no initial values: large modules, whose weights are loaded next, are made at once.
 
-    What a new parameter then holds is whatever was in its memory.
+    What a new parameter then holds is whatever was in its memory. The default generator stays where it is.
     """
     token = _is_skipped.set(True)
     try:
@@ -29,6 +30,7 @@ def skipped() -> Iterator[None]:
 
 def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Fills with U[low, high)."""
+    check_tensor("uniform_", tensor)
     if not _is_skipped.get():
         default_generator.uniform(tensor.array, low, high)
     return tensor
@@ -36,6 +38,7 @@ def uniform_(tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
 
 def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     """Fills with N(mean, std²)."""
+    check_tensor("normal_", tensor)
     if not _is_skipped.get():
         default_generator.normal(tensor.array, mean, std)
     return tensor
@@ -44,6 +47,7 @@ def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
 @no_grad()
 def constant_(tensor: Tensor, value: float) -> Tensor:
     """Fills with one value."""
+    check_tensor("constant_", tensor)
     tensor.fill_(value)
     return tensor
 
@@ -65,6 +69,7 @@ def kaiming_uniform_(tensor: Tensor, *, mode: str = "fan_in", gain: float = sqrt
 def _fan(tensor: Tensor, mode: str) -> int:
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"mode is fan_in or fan_out, not {mode!r}")
+    check_tensor("kaiming initialisation", tensor)
     if tensor.ndim < 2:
         raise ValueError(f"a fan is that of a weight with at least two dimensions; got shape {list(tensor.shape)}")
     receptive = prod(tensor.shape[2:])

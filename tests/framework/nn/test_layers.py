@@ -118,6 +118,11 @@ def test_kaiming_normal_has_the_variance_that_it_should() -> None:
     with pytest.raises(ValueError, match=r"at least two dimensions; got shape \[3\]"):
         init.kaiming_uniform_(flow.empty(3))
     assert init.constant_(flow.empty(3), 2.5).tolist() == [2.5] * 3
+    for fill in (init.uniform_, init.normal_, init.kaiming_normal_, lambda array: init.constant_(array, 0.0)):
+        with pytest.raises(TypeError, match="takes tensors; got ndarray"):
+            fill(np.ones((2, 2)))
+        with nn.init.skipped(), pytest.raises(TypeError, match="takes tensors; got ndarray"):
+            fill(np.ones((2, 2)))
 
 
 def test_drawing_can_be_left_out_where_weights_are_loaded_next() -> None:
