@@ -257,7 +257,12 @@ class Spread:
     def reduce(
         self, device: Device, name: str, varying: str, constants: str, *values: int, file: str = "normalization.cu"
     ) -> Run:
-        """A kernel of the first pass."""
+        """A kernel of the first pass. Raises ValueError for more channels than there are counters, of 4 bytes, for."""
+        most = launch.COUNTER_BYTES // 4 * self.tile
+        if self.channels > most:
+            raise ValueError(
+                f"batch_norm of {self.channels} channels is more than one CUDA kernel call takes, which is {most}; split them"
+            )
         return launch.prepare(
             compiler.function(device, file, name, **self.definitions), (self.chunks, self.columns),
             varying, "3i" + constants, (self.rows, self.channels, self.rows_per_block, *values),

@@ -12,7 +12,7 @@ import pytest
 import framework as flow
 from framework.cuda import streams
 from framework.device import Device
-from framework.kernels.cuda import cudnn, disk, library, normalization
+from framework.kernels.cuda import cudnn, disk, launch, library, normalization, normalization_plans
 from framework.vm.array import Layout, channels_last_stride
 
 
@@ -65,6 +65,21 @@ def test_bfloat16_on_the_host():
     assert on_host.tolist() == [1.0, 2.0]
     with pytest.raises(TypeError, match="no kernel takes it on the host"):
         on_host + on_host
+
+
+@pytest.mark.parametrize(("dtype", "is_aligned", "most"), [(flow.float32, True, 2**18), (flow.float32, False, 2**17)])
+def test_channels_that_there_are_no_counters_for_are_refused(dtype, is_aligned, most, monkeypatch):
+    monkeypatch.setattr(launch, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(launch, "prepare", lambda function, grid, *given: grid)
+    monkeypatch.setattr(normalization_plans.compiler, "function", lambda *given, **settings: None)
+    device, types = Device("cuda"), normalization_plans.Types(dtype, dtype, dtype)
+    spread = normalization_plans.Spread(device, (1, most, 1, 2), types, is_aligned)
+    assert spread.reduce(device, "statistics", "", "") == (1, launch.COUNTER_BYTES // 4)
+    more = normalization_plans.Spread(device, (1, most + 4, 1, 2), types, is_aligned)
+    with pytest.raises(
+        ValueError, match=rf"of {most + 4} channels is more than one CUDA kernel call takes, which is {most};"
+    ):
+        more.reduce(device, "statistics", "", "")
 
 
 @pytest.mark.parametrize(("cuda", "package"), [(13, "nvidia-cudnn-cu13"), (12, "nvidia-cudnn-cu12")])
