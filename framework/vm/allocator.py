@@ -51,6 +51,8 @@ class CachingAllocator:
         self._peak_allocated = self._peak_reserved = 0
         # As the peak, but never reset.
         self._most_allocated = 0
+        # What is borrowed is counted apart, and its peak with all else: what is reserved for steps must not follow from it.
+        self._borrowed = self._peak_borrowed = 0
         self._segments: set[Segment] = set()
         # All blocks by their keys: sorting compares numbers faster than anything else.
         self._at: dict[int, Block] = {}
@@ -119,7 +121,8 @@ class CachingAllocator:
             yield memory.ptr
         finally:
             with self._lock:
-                self._allocated -= size
+                self._note_borrowed()
+                self._borrowed -= size
                 self._reserved -= size
             self.source.release(memory)
 
@@ -132,9 +135,13 @@ class CachingAllocator:
                 memory = self._from_source(nbytes)
             if memory is None:
                 raise self._refusal(nbytes)
-            self._allocated += nbytes
-            self._peak_allocated = max(self._peak_allocated, self._allocated)
+            self._borrowed += nbytes
+            self._note_borrowed()
             return memory
+
+    def _note_borrowed(self) -> None:
+        # Also at the end of a loan, for what was allocated meanwhile.
+        self._peak_borrowed = max(self._peak_borrowed, self._allocated + self._borrowed)
 
     def give_back(self, block: Block, uses: Uses | None) -> None:
         """Returns a block. Its memory is handed out again once every stream in `uses` is past its last use."""
@@ -143,7 +150,7 @@ class CachingAllocator:
     def allocated(self) -> int:
         """Bytes in use."""
         with self._tidied():
-            return self._allocated
+            return self._allocated + self._borrowed
 
     def reserved(self) -> int:
         """Bytes got from the source, in use or cached."""
@@ -151,7 +158,7 @@ class CachingAllocator:
 
     def peak_allocated(self) -> int:
         """The most bytes in use at once since the last reset."""
-        return self._peak_allocated
+        return max(self._peak_allocated, self._peak_borrowed)
 
     def peak_reserved(self) -> int:
         """The most bytes reserved at once since the last reset."""
@@ -161,6 +168,7 @@ class CachingAllocator:
         """Lets both peaks start again from what is held now."""
         with self._tidied():
             self._peak_allocated, self._peak_reserved = self._allocated, self._reserved
+            self._peak_borrowed = self._allocated + self._borrowed
 
     def set_limit(self, nbytes: int | None) -> None:
         """Refuses to reserve more than `nbytes` in all; None lifts the limit."""
@@ -242,7 +250,7 @@ class CachingAllocator:
             out_of_memory(
                 self.source,
                 nbytes,
-                allocated=self._allocated,
+                allocated=self._allocated + self._borrowed,
                 reserved=self._reserved,
                 limit=self.limit,
                 holders=self._blocks_in_use(),

@@ -756,3 +756,21 @@ def test_inside_an_allocation_memory_may_run_out() -> None:
     source.interrupt = ask
     memory.allocate(MIB)
     assert refused == [True]
+
+
+def test_a_loan_does_not_change_what_is_reserved_for_what_comes() -> None:
+    def reserved(*, borrows: bool) -> tuple[int, int]:
+        memory = with_slack(slack=0.1)
+        for turn in range(3):
+            held = []
+            for size in (700, 300, 500, 900, 400):
+                if borrows and turn == 0:
+                    with memory.borrowed(20 * MIB):
+                        pass
+                held.append(memory.allocate(size * KIB))
+                if len(held) > 2:
+                    give_back(memory, held.pop(0))
+            give_back(memory, *held)
+        return memory.reserved(), memory._most_allocated
+
+    assert reserved(borrows=True) == reserved(borrows=False)
