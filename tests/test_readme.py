@@ -58,11 +58,16 @@ def test_what_is_made_from_run_documents_is_up_to_date():
     assert not stale, "run `python reports/update.py`"
 
 
-def test_readme_has_a_table_for_every_folder_of_reports_and_the_other_way_round():
-    named = {folder for _, folder, _, _ in update.MARKED.findall(README)}
-    there = {path.parent.relative_to(ROOT).as_posix() for path in update.documents(ROOT / "reports")}
-    assert there <= named
-    assert "reports/h200" in named
+def test_readme_leads_to_every_run_document_of_reports():
+    """By a table of its folder, or by a page of figures that names it."""
+    folders = {folder for _, folder, _, _ in update.MARKED.findall(README)}
+    pages = [ROOT / page for page in re.findall(r"\]\((reports/\S+\.md)\)", README)]
+    linked = {page.parent / name for page in pages for name in re.findall(r"\]\((\S+\.json)\)", page.read_text())}
+    for path in update.documents(ROOT / "reports"):
+        assert path.parent.relative_to(ROOT).as_posix() in folders or path in linked, path
+    assert all(path.exists() for path in linked)
+    assert {"reports/h200", "reports/cpu-2-cores"} <= folders
+    assert len(linked) >= 4
 
 
 def test_a_document_that_is_dropped_into_a_folder_gets_its_texts_its_table_and_its_quotation(
