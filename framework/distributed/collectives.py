@@ -16,7 +16,7 @@ from framework.distributed.groups import Group
 from framework.distributed.process_group import ProcessGroup
 from framework.distributed.reduction import check_operation
 from framework.distributed.work import Work
-from framework.distributed.world import world
+from framework.distributed.world import chosen_group
 from framework.dtype import uint8
 from framework.kernels.table import Kernel, kernel
 from framework.ops.checks import check_tensor
@@ -35,7 +35,7 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None, asyn
     With `async_op` it returns at once, with a handle to wait for.
     """
     check_tensor("all_reduce", tensor)
-    group = group or world().everyone
+    group = chosen_group(group)
     check_operation(op, tensor.dtype)
     call = _Call(group, tensor.device)
     array = call.inout(tensor.array)
@@ -45,7 +45,7 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None, asyn
 def broadcast(tensor: Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replaces `tensor` on every rank by that of rank `src` (its number in the world)."""
     check_tensor("broadcast", tensor)
-    group = group or world().everyone
+    group = chosen_group(group)
     call = _Call(group, tensor.device)
     array = call.inout(tensor.array)
     return call.issue(_broadcast, (array,), async_op, src=group.index(src))
@@ -59,7 +59,7 @@ def all_gather(
     All have the shape and the type of `tensor`.
     """
     check_tensor("all_gather", tensor)
-    group = group or world().everyone
+    group = chosen_group(group)
     call = _Call(group, tensor.device)
     joined = call.pieces("all_gather", out, tensor, written=True)
     return call.issue(_all_gather, (joined, call.input(tensor.array)), async_op)
@@ -70,7 +70,7 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduces over the ranks and gives each its piece: rank r the r-th of a list, or of a tensor cut into equal pieces."""
     check_tensor("reduce_scatter", out)
-    group = group or world().everyone
+    group = chosen_group(group)
     check_operation(op, out.dtype)
     call = _Call(group, out.device)
     joined = call.pieces("reduce_scatter", tensor, out, written=False)
@@ -79,7 +79,7 @@ def reduce_scatter(
 
 def barrier(group: Group | None = None, async_op: bool = False, device: Device | str = cpu) -> Work | None:
     """Returns when every rank of the group has come to it, and has done what it issued to `device` before."""
-    call = _Call(group or world().everyone, Device(device))
+    call = _Call(chosen_group(group), Device(device))
     work = call.issue(_barrier, (call.token(),), async_op)
     if not async_op:
         machine.synchronize(call.device)
@@ -93,7 +93,7 @@ def send(tensor: Tensor, dst: int, group: Group | None = None, async_op: bool = 
     It may return before the tensor was received, but need not: let one of two ranks that exchange tensors receive first.
     """
     check_tensor("send", tensor)
-    group = group or world().everyone
+    group = chosen_group(group)
     call = _Call(group, tensor.device)
     array = call.input(tensor.array)
     return call.issue(_send, (call.token(), array), async_op, dst=call.peer(dst))
@@ -102,7 +102,7 @@ def send(tensor: Tensor, dst: int, group: Group | None = None, async_op: bool = 
 def recv(tensor: Tensor, src: int, group: Group | None = None, async_op: bool = False) -> Work | None:
     """Receives what rank `src` sends into `tensor`."""
     check_tensor("recv", tensor)
-    group = group or world().everyone
+    group = chosen_group(group)
     call = _Call(group, tensor.device)
     array = call.output(tensor.array)
     return call.issue(_recv, (array,), async_op, src=call.peer(src))

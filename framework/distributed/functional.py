@@ -6,7 +6,7 @@ from framework.autograd.function import Operation, apply
 from framework.autograd.node import Node
 from framework.distributed import collectives
 from framework.distributed.groups import Group
-from framework.distributed.world import world
+from framework.distributed.world import chosen_group
 from framework.tensor import Tensor
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime
@@ -31,7 +31,7 @@ def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None) -> T
     """The sum or avg over all ranks, as a new tensor; backward reduces the ranks' gradients in the same way."""
     if op not in ("sum", "avg"):
         raise ValueError(f"the differentiable all_reduce has sum and avg, not {op!r}")
-    result: Tensor = apply(_AllReduce, tensor, op=op, group=group or world().everyone)
+    result: Tensor = apply(_AllReduce, tensor, op=op, group=chosen_group(group))
     return result
 
 

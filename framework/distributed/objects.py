@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from framework.distributed.groups import Group
-from framework.distributed.world import world
+from framework.distributed.world import chosen_group
 
 # How long the values are kept for a rank that does not read them; one that has ended never will.
 _READ_S = 5.0
@@ -14,7 +14,7 @@ _READ_S = 5.0
 
 def all_gather_object(value: Any, group: Group | None = None) -> list[Any]:
     """The values of all ranks, in their order. Raises DistributedError that names those that do not come in time."""
-    group = group or world().everyone
+    group = chosen_group(group)
     store = group.world.store
     key = _key(group)
     store.set(f"{key}/{group.rank}", _encode(value))
@@ -28,7 +28,7 @@ def broadcast_object(value: Any, src: int, group: Group | None = None) -> Any:
 
     Raises DistributedError where it does not come in time.
     """
-    group = group or world().everyone
+    group = chosen_group(group)
     source = group.index(src)
     store = group.world.store
     key = _key(group)

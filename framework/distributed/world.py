@@ -82,14 +82,23 @@ def world() -> World:
     return _world
 
 
+def chosen_group(group: Group | None) -> Group:
+    """The group that a call is for: all ranks where it names none. Raises TypeError for what is no group."""
+    if group is None:
+        return world().everyone
+    if not isinstance(group, Group):
+        raise TypeError(f"a group is what new_group() returns, or None for all ranks; got {group!r}")
+    return group
+
+
 def get_rank(group: Group | None = None) -> int:
     """This process's number in the group (the world), from 0; -1 where it is not in the group."""
-    return (group or world().everyone).rank
+    return chosen_group(group).rank
 
 
 def get_world_size(group: Group | None = None) -> int:
     """How many ranks the group (the world) has."""
-    return (group or world().everyone).size
+    return chosen_group(group).size
 
 
 def get_local_rank() -> int:

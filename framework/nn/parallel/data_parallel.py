@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from framework import distributed
 from framework.autograd import is_grad_enabled
 from framework.device import Device
-from framework.distributed.world import world
+from framework.distributed.world import chosen_group
 from framework.nn.module import Module
 from framework.nn.parallel.agreement import check_agreement
 from framework.nn.parallel.buffers import FlatBuffers
@@ -52,7 +53,7 @@ class DistributedDataParallel(Module):
         super().__init__()
         if not isinstance(module, Module):
             raise TypeError(f"DistributedDataParallel takes a Module; got {type(module).__name__}")
-        if not bucket_cap_mb > 0:
+        if not (isinstance(bucket_cap_mb, int | float) and 0 < bucket_cap_mb < inf):
             raise ValueError(f"bucket_cap_mb is a size in MiB above 0, not {bucket_cap_mb!r}")
         if not any(True for _ in module.parameters()):
             raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to average")
@@ -60,7 +61,7 @@ class DistributedDataParallel(Module):
         self.broadcast_buffers = broadcast_buffers
         self.bucket_cap_mb = bucket_cap_mb
         self.gradient_as_bucket_view = gradient_as_bucket_view
-        self.group = process_group or world().everyone
+        self.group = chosen_group(process_group)
         self.joining: Join | None = None
         self._averages = True
         # What the buckets were made for; None where there are none that the ranks agree on.

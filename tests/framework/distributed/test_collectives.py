@@ -216,6 +216,8 @@ def test_what_is_no_tensor_is_named() -> None:
             lambda: dist.all_gather(3, one), lambda: dist.all_gather([3], one), lambda: dist.reduce_scatter(numbers, one),
             lambda: dist.reduce_scatter(one, numbers[:1]), lambda: dist.send(numbers, 0), lambda: dist.recv(numbers, 0),
             lambda: flow.nn.parallel.DistributedDataParallel(len),
+            lambda: dist.all_reduce(one, group=0), lambda: dist.barrier("x"), lambda: dist.get_rank(1),
+            lambda: flow.nn.parallel.DistributedDataParallel(flow.nn.Linear(1, 1), process_group=[0]),
         ):
             try:
                 call()
@@ -241,6 +243,10 @@ def test_what_is_no_tensor_is_named() -> None:
                 f"send {takes.format('list')}",
                 f"recv {takes.format('list')}",
                 "DistributedDataParallel takes a Module; got builtin_function_or_method",
+                *(
+                    f"a group is what new_group() returns, or None for all ranks; got {got}"
+                    for got in ("0", "'x'", "1", "[0]")
+                ),
                 "",
             )
         )
@@ -295,3 +301,19 @@ def test_a_repeated_collective_is_the_same_as_one_called_anew() -> None:
         2,
     )
     assert said == ["DistributedError\n"] * 2
+
+
+def test_a_bucket_has_a_size() -> None:
+    said = run(
+        """
+        dist.init_process_group(timeout=30)
+        for cap in (0, -1, float("inf"), float("nan"), None, "3"):
+            try:
+                flow.nn.parallel.DistributedDataParallel(flow.nn.Linear(1, 1), bucket_cap_mb=cap)
+            except ValueError as error:
+                print(error)
+        """,
+        1,
+    )
+    caps = ("0", "-1", "inf", "nan", "None", "'3'")
+    assert said == ["".join(f"bucket_cap_mb is a size in MiB above 0, not {cap}\n" for cap in caps)]
