@@ -14,6 +14,7 @@ from flowbench.report.words import (
     details_of,
     interval,
     mebibytes,
+    memory_ratio,
     milliseconds,
     one_line,
     pairs_of,
@@ -178,7 +179,7 @@ def _memory_change(row: Row) -> str:
     if not row.memory or row.memory[0].base is None or row.memory[0].head is None:
         return "-"
     one = row.memory[0]
-    return f"{one.change.ratio:.3f}" if one.change else f"{mebibytes(one.base or 0)} → {mebibytes(one.head or 0)}"
+    return memory_ratio(one.change.ratio) if one.change else f"{mebibytes(one.base or 0)} → {mebibytes(one.head or 0)}"
 
 
 def _cut(lines: list[str], most: int, what: str) -> list[str]:

@@ -20,7 +20,16 @@ from flowbench.report.headline import headline_of, spoken
 from flowbench.report.moves import moves_of
 from flowbench.report.style import Style
 from flowbench.report.templating import Ready, Templates
-from flowbench.report.words import counted, details_of, interval, mebibytes, milliseconds, one_line, spread
+from flowbench.report.words import (
+    counted,
+    details_of,
+    interval,
+    mebibytes,
+    memory_ratio,
+    milliseconds,
+    one_line,
+    spread,
+)
 
 _TONE_SIGNS = {"worse": "▼", "better": "▲", "same": "=", "unknown": "?", "plain": ""}
 
@@ -204,7 +213,8 @@ def _judged(row: Row | None) -> list[dict[str, str]]:
             continue
         size = (lambda value: f"{milliseconds(value)} ms") if one.quantity.unit == "ms" else mebibytes
         ends = ["–" if value is None else size(value) for value in (one.base, one.head)]
-        change = f"{one.change.ratio:.3f}" if one.change else ""
+        ratio = memory_ratio if one.quantity.unit == "bytes" else "{:.3f}".format
+        change = ratio(one.change.ratio) if one.change else ""
         if one.change and one.change.low is not None and one.change.high is not None:
             words = interval if one.quantity.unit == "ms" else spread
             change += f" ({words(one.change.low, one.change.high)})"

@@ -103,6 +103,7 @@ def _filters(escaped: Escape) -> dict[str, Callable[..., Ready]]:
         "figure": figure,
         "interval": lambda ends: Ready(words.interval(*ends or (None, None))),
         "lines": lambda text: Ready("\n".join(escaped(line, _LONGEST) for line in text.splitlines())),
+        "memory_ratio": lambda ratio: Ready(words.memory_ratio(ratio)),
         "mib": lambda size: Ready(words.mebibytes(size)),
         "ms": lambda time: Ready(words.milliseconds(time)),
         # For words of this program's own, never for what comes from data.

@@ -54,6 +54,12 @@ def mebibytes(size_bytes: float) -> str:
     return f"{size_bytes / 1024 / 1024:,.0f} MiB".replace(",", " ")
 
 
+def memory_ratio(ratio: float) -> str:
+    """A ratio of sizes, which are compared byte by byte: with as many digits as it takes to differ from 1."""
+    digits = next((digits for digits in range(3, 9) if float(f"{ratio:.{digits}f}") != 1), 3)
+    return f"{ratio:.{digits}f}"
+
+
 def spread(low: float, high: float) -> str:
     """Two ends of a range of ratios."""
     return f"{low:.3f} - {high:.3f}"

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.record.document import document_text, read_document
 from flowbench.record.noise import NoiseFloor
 from flowbench.report.style import Style
+from flowbench.report.words import memory_ratio
 
 ROOT = Path(__file__).parents[3]
 
@@ -218,6 +220,23 @@ def test_colours_say_what_words_say(situations: dict) -> None:
     assert sum(line.startswith("\x1b[31m▼") for line in lines) == 2
     assert sum(line.startswith("\x1b[33m?") for line in lines) == 1
     assert re.sub(r"\x1b\[\d+m", "", painted) == plain
+
+
+def test_memory_that_differs_by_little_does_not_read_as_the_same(situations: dict) -> None:
+    """Sizes are compared byte by byte."""
+    made = situations["memory_grew"]
+    comparison = made.comparison
+    little = [
+        replace(one, change=replace(one.change, ratio=1.00016)) if one.quantity.unit == "bytes" and one.change else one
+        for one in comparison.comparisons
+    ]
+    comparison = replace(comparison, comparisons=tuple(little))
+    for form in ("console", "markdown", "html"):
+        text = report.render(made.document, form, comparison=comparison)
+        assert "1.0002" in text, form
+    assert [memory_ratio(ratio) for ratio in (1.0, 0.5, 1.0004, 0.99984, 1 + 1e-12)] == [
+        "1.000", "0.500", "1.0004", "0.9998", "1.000",
+    ]  # fmt: skip
 
 
 def test_a_pipe_that_shows_ascii_alone_gets_ascii(run_file: Path) -> None:
