@@ -114,12 +114,21 @@ def conv2d(
         x.array.layout,
         weight.array.layout,
         None if bias is None else bias.array.layout,
+        *settings(stride, padding, dilation, groups),
+    )
+    return apply(Conv2d, x, weight, bias, plan=found)
+
+
+def settings(
+    stride: int | Pair, padding: int | Pair, dilation: int | Pair, groups: int
+) -> tuple[Pair, Pair, Pair, int]:
+    """Those of a convolution as plans are found by them. Raises TypeError or ValueError for what is no such setting."""
+    return (
         stride if type(stride) is tuple else pair("stride", stride, least=1),
         padding if type(padding) is tuple else pair("padding", padding, least=0),
         dilation if type(dilation) is tuple else pair("dilation", dilation, least=1),
         groups if type(groups) is int else index(groups),
     )
-    return apply(Conv2d, x, weight, bias, plan=found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from operator import index
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
 from framework.ops import convolution, normalization
-from framework.ops.checks import Pair, check_tensors, pair
+from framework.ops.checks import Pair, check_tensors
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.array import Array, Layout
@@ -119,10 +118,7 @@ def conv2d_batch_norm(
         residual,
         running=(running_mean.array, running_var.array),
         settings=(
-            stride if type(stride) is tuple else pair("stride", stride, least=1),
-            padding if type(padding) is tuple else pair("padding", padding, least=0),
-            dilation if type(dilation) is tuple else pair("dilation", dilation, least=1),
-            groups if type(groups) is int else index(groups),
+            *convolution.settings(stride, padding, dilation, groups),
             eps if type(eps) is float else float(eps),
             momentum if type(momentum) is float else float(momentum),
             relu,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from operator import index
 from typing import NamedTuple
 
 from framework.autograd.function import Operation, apply
 from framework.autograd.gradient import Gradient
 from framework.autograd.node import Node
 from framework.ops import convolution, normalization
-from framework.ops.checks import Pair, check_tensors, pair
+from framework.ops.checks import Pair, check_tensors
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.array import Array, Layout
@@ -154,12 +153,9 @@ def conv2d_batch_norm_sum(branch: Branch, shortcut: Branch) -> Tensor:
 
 def _settings(given: Branch) -> Settings:
     """Those of a branch, so that plans can be found by them."""
-    stride, padding, dilation, groups, momentum, eps = given[6:12]
+    eps, momentum = given.eps, given.momentum
     return (
-        stride if type(stride) is tuple else pair("stride", stride, least=1),
-        padding if type(padding) is tuple else pair("padding", padding, least=0),
-        dilation if type(dilation) is tuple else pair("dilation", dilation, least=1),
-        groups if type(groups) is int else index(groups),
+        *convolution.settings(given.stride, given.padding, given.dilation, given.groups),
         eps if type(eps) is float else float(eps),
         momentum if type(momentum) is float else float(momentum),
     )

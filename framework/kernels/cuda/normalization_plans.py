@@ -204,6 +204,7 @@ def are_dense(images: Layouts, vectors: Layouts) -> bool:
 
 
 def types_of(storage: DType, vectors: Layouts) -> Types:
+    """Those of images of type `storage` with these figures per channel. Raises TypeError where they are of several."""
     statistic, _, *rest = [None if vector is None else vector.dtype for vector in vectors]
     given = {dtype for dtype in rest if dtype is not None} or {statistic}
     if len(given) > 1:
