@@ -43,7 +43,8 @@ def test_torchrun(tmp_path: Path) -> None:
         x = flow.tensor([1.0 + dist.get_local_rank()])
         dist.all_reduce(x)
         dist.destroy_process_group()
-        print("sum", x.item(), os.environ["MASTER_PORT"] != "")
+        # In one piece: torchrun's ranks do not buffer, and they write to the same pipe.
+        print(f"sum {x.item()} {os.environ['MASTER_PORT'] != ''}\\n", end="")
     """
     answer = launched(
         tmp_path, [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], code
@@ -57,7 +58,7 @@ SUM = """
     x = flow.tensor([1.0 + dist.get_local_rank()])
     dist.all_reduce(x)
     dist.destroy_process_group()
-    print("sum", x.item())
+    print(f"sum {x.item()}\\n", end="")
 """
 
 
