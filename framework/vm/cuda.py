@@ -99,7 +99,7 @@ def is_capturing(device: Device) -> bool:
     return bool(api().streamIsCapturing(stream_pointer(device)))
 
 
-def translated(error: Exception, doing: str) -> CudaError:
+def translated(error: Exception | str, doing: str) -> CudaError:
     """What to raise for an error of the CUDA runtime."""
     return CudaError(
         f"{doing} failed: {error}. CUDA reports a faulty instruction only later: run again under"

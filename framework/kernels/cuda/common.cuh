@@ -12,6 +12,14 @@ constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr uint32 ALL_LANES = 0xffffffffu;
 
+// What every kernel does first: it may be launched while the one in front of it in its stream still runs, and waits here
+// until all that wrote is seen. Launching it early is worth more than 1 us; on older devices it is not.
+__device__ __forceinline__ void grid_dependency_synchronize() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // ---- element types: what lies in memory, and what is computed with
 
 struct bfloat16 {

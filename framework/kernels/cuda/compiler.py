@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from framework.device import Device
 from framework.dtype import DType
@@ -17,6 +17,8 @@ _KIND = "kernels"
 _DIGEST_BYTES = 32
 # The attributes of a device that say what machine code it runs: the two parts of its compute capability.
 _MAJOR, _MINOR = 75, 76
+# The first architecture whose kernels can wait for the one in front of them.
+_WAITS_ITSELF = 90
 _CXX_TYPES = {
     "bool": "bool",
     "uint8": "uint8",
@@ -28,6 +30,13 @@ _CXX_TYPES = {
 }
 
 
+class Function(NamedTuple):
+    """A compiled kernel: where it is, and whether it waits itself for what runs in front of it, so that it may start early."""
+
+    address: int
+    starts_early: bool
+
+
 class KernelCompileError(RuntimeError):
     """A kernel's source did not compile; the message has the compiler's log."""
 
@@ -37,15 +46,17 @@ def cxx(dtype: DType) -> str:
     return _CXX_TYPES[dtype.name]
 
 
-def function(device: Device, file: str, name: str, **definitions: str | int) -> int:
-    """The address of the kernel `name` of a source file, compiled with `definitions` as macros.
+def function(device: Device, file: str, name: str, **definitions: str | int) -> Function:
+    """The kernel `name` of a source file, compiled with `definitions` as macros.
 
     It is compiled once per source, macros and architecture; everything else with the same macros comes along.
     """
     module = _module(device, file, tuple(sorted(definitions.items())))
     from cupy.cuda import driver
 
-    return int(driver.moduleGetFunction(module, name))
+    # As grid_dependency_synchronize in common.cuh, by what the code is compiled for.
+    starts_early = _generation(_target(_architecture(device))) >= _WAITS_ITSELF
+    return Function(int(driver.moduleGetFunction(module, name)), starts_early)
 
 
 @cache
@@ -85,13 +96,22 @@ def machine_code(file: str, definitions: tuple[tuple[str, Any], ...], architectu
 def _module(device: Device, file: str, definitions: tuple[tuple[str, Any], ...]) -> int:
     from cupy.cuda import driver
 
-    major, minor = capability(device)
-    code = machine_code(file, definitions, 10 * major + minor)
+    code = machine_code(file, definitions, _architecture(device))
     cuda.choose(device)
     if not driver.ctxGetCurrent():
         # A call that needs a context makes the device's own one current; loading a module does not.
         cuda.api().free(0)
     return int(driver.moduleLoadData(code))
+
+
+def _architecture(device: Device) -> int:
+    major, minor = capability(device)
+    return 10 * major + minor
+
+
+def _generation(target: str) -> int:
+    """The number in a target such as sm_90."""
+    return int(target.partition("_")[2])
 
 
 @lru_cache(maxsize=1)
@@ -106,6 +126,7 @@ def _version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+@cache
 def _target(architecture: int) -> str:
     """The device itself where the compiler knows it, else the newest before it, for the driver to translate."""
     from cupy.cuda import nvrtc

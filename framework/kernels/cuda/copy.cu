@@ -9,6 +9,7 @@ __device__ __forceinline__ OUTPUT convert(INPUT value) {
 }
 
 KERNEL dense(OUTPUT* out, const INPUT* in, int64 count) {
+    grid_dependency_synchronize();
     const int64 first = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     const int64 step = static_cast<int64>(gridDim.x) * THREADS;
     const bool aligned = ((reinterpret_cast<uint64>(out) | reinterpret_cast<uint64>(in)) % 16) == 0;
@@ -32,6 +33,7 @@ KERNEL dense(OUTPUT* out, const INPUT* in, int64 count) {
 }
 
 KERNEL strided(OUTPUT* out, const INPUT* in, int64 count, const __grid_constant__ Geometry<2> geometry) {
+    grid_dependency_synchronize();
     const int64 step = static_cast<int64>(gridDim.x) * THREADS;
     for (int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += step) {
         int64 at[2];
@@ -42,6 +44,7 @@ KERNEL strided(OUTPUT* out, const INPUT* in, int64 count, const __grid_constant_
 
 // The result is dense in the order of the walk, so that whole packs of it are written.
 KERNEL gathered(OUTPUT* out, const INPUT* in, int64 count, const __grid_constant__ Geometry<1> geometry) {
+    grid_dependency_synchronize();
     const int64 step = static_cast<int64>(gridDim.x) * THREADS, packs = (count + WIDTH - 1) / WIDTH;
     const bool aligned = reinterpret_cast<uint64>(out) % sizeof(Pack<OUTPUT, WIDTH>) == 0;
     for (int64 pack = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; pack < packs; pack += step) {

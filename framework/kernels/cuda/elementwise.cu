@@ -49,6 +49,7 @@ typedef OPERATION::Result Result;
 __device__ __forceinline__ Result compute(Value a, Value b) { return put<Result>(OPERATION::apply(a, b)); }
 
 KERNEL dense(Result* out, const TYPE* a, const TYPE* b, Scalar a_scalar, Scalar b_scalar, int64 count) {
+    grid_dependency_synchronize();
     const Value a_value = static_cast<Value>(a_scalar), b_value = static_cast<Value>(b_scalar);
     const int64 first = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x;
     const int64 step = static_cast<int64>(gridDim.x) * THREADS;
@@ -82,6 +83,7 @@ KERNEL dense(Result* out, const TYPE* a, const TYPE* b, Scalar a_scalar, Scalar 
 
 KERNEL strided(Result* out, const TYPE* a, const TYPE* b, Scalar a_scalar, Scalar b_scalar, int64 count,
                const __grid_constant__ Geometry<3> geometry) {
+    grid_dependency_synchronize();
     const Value a_value = static_cast<Value>(a_scalar), b_value = static_cast<Value>(b_scalar);
     const int64 step = static_cast<int64>(gridDim.x) * THREADS;
     for (int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += step) {
@@ -94,6 +96,7 @@ KERNEL strided(Result* out, const TYPE* a, const TYPE* b, Scalar a_scalar, Scala
 // The result is dense in the order of the walk, so that whole packs of it are written.
 KERNEL gathered(Result* out, const TYPE* a, const TYPE* b, Scalar a_scalar, Scalar b_scalar, int64 count,
                 const __grid_constant__ Geometry<2> geometry) {
+    grid_dependency_synchronize();
     const Value a_value = static_cast<Value>(a_scalar), b_value = static_cast<Value>(b_scalar);
     const int64 step = static_cast<int64>(gridDim.x) * THREADS, packs = (count + WIDTH - 1) / WIDTH;
     const bool aligned = reinterpret_cast<uint64>(out) % sizeof(Pack<Result, WIDTH>) == 0;

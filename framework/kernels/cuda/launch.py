@@ -10,6 +10,9 @@ from functools import cache
 from typing import Any
 
 from framework.device import Device
+from framework.kernels.cuda import driver
+from framework.kernels.cuda.compiler import Function
+from framework.kernels.cuda.driver import LaunchConfig
 from framework.vm import cuda, scratch
 from framework.vm.array import Array
 
@@ -28,7 +31,7 @@ stream = cuda.stream_pointer
 
 
 def prepare(
-    function: int,
+    function: Function,
     grid: tuple[int, int],
     varying: str,
     constants: str = "",
@@ -42,27 +45,29 @@ def prepare(
     """
     if any(code not in "0123456789Qqd" for code in varying):
         raise ValueError(f"what varies from call to call is eight bytes wide: Q, q or d; got {varying!r}")
-    from cupy.cuda import driver
-
     head, tail = struct.Struct("@" + varying), struct.Struct("@" + constants)
     arguments = ctypes.create_string_buffer(head.size + tail.size)
     tail.pack_into(arguments, head.size, *values)
     size = ctypes.c_size_t(head.size + tail.size)
     block = (ctypes.c_void_p * 5)(_ADDRESS, ctypes.addressof(arguments), _SIZE, ctypes.addressof(size), _END)
-    where, launch_kernel, pack = ctypes.addressof(block), driver.launchKernel, head.pack_into
-    columns, rows = grid
+    # It hides most of the time from one kernel's end to the next one's begin.
+    attributes = [(driver.STARTS_EARLY, (1,))] if function.starts_early else []
+    config = LaunchConfig.of((*grid, 1), (threads, 1, 1), attributes=attributes)
+    given_to_driver = (ctypes.byref(config), ctypes.c_void_p(function.address), None, block)
+    launch_kernel, pack = driver.api().cuLaunchKernelEx, head.pack_into
     acquire, release = _lock.acquire, _lock.release
 
-    def launch(stream: int, *given: Any, _kept: Any = (block, size)) -> None:
+    def launch(stream: int, *given: Any, _kept: Any = size) -> None:
         # A `with` would cost as much again as what is done in it.
         acquire()
         try:
             pack(arguments, 0, *given)
-            launch_kernel(function, columns, rows, 1, threads, 1, 1, 0, stream, 0, where)
-        except driver.CUDADriverError as error:
-            raise cuda.translated(error, "launching a kernel") from error
+            config.stream = stream
+            status = launch_kernel(*given_to_driver)
         finally:
             release()
+        if status:
+            raise cuda.translated(driver.error_words(status), "launching a kernel")
 
     return launch
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from framework.kernels.cuda import recording
+from framework.kernels.cuda import driver, recording
+from framework.kernels.cuda.driver import LaunchConfig
 from framework.kernels.cuda.recording import Node
 from framework.vm import cuda
 
@@ -155,7 +156,7 @@ class _Calls:
     """What to call, as pairs of function and arguments, with parameters that can be moved to other addresses."""
 
     def __init__(self, nodes: Sequence[Node], found: Sequence[Place]) -> None:
-        driver = recording.driver()
+        api = driver.api()
         self.calls: list[tuple[Any, tuple]] = []
         self._streams: list[Any] = []
         held: dict[tuple[int, int], Any] = {}
@@ -166,14 +167,14 @@ class _Calls:
                 stream = ctypes.c_void_p()
                 width, value, count = node.fixed
                 target = ctypes.c_uint64.from_buffer(buffers[0])
-                fill = {1: driver.cuMemsetD8Async, 2: driver.cuMemsetD16Async, 4: driver.cuMemsetD32Async}[width]
+                fill = {1: api.cuMemsetD8Async, 2: api.cuMemsetD16Async, 4: api.cuMemsetD32Async}[width]
                 self.calls.append((fill, (target, ctypes.c_uint(value), ctypes.c_size_t(count), stream)))
                 self._streams.append(stream)
             else:
-                config = _Config.of(node.fixed)
+                config = _config(node.fixed)
                 pointers = (ctypes.c_void_p * len(buffers))(*[ctypes.addressof(buffer) for buffer in buffers])
                 arguments = (ctypes.byref(config), ctypes.c_void_p(node.function), pointers, None)
-                self.calls.append((driver.cuLaunchKernelEx, arguments))
+                self.calls.append((api.cuLaunchKernelEx, arguments))
                 self._streams.append(config)
         # The buffers, whose addresses the calls hold, and what is written to them.
         self._writes = [
@@ -187,45 +188,18 @@ class _Calls:
         for word, operand, distance in self._writes:
             word.value = at[operand] + distance
         for held in self._streams:
-            if isinstance(held, _Config):
+            if isinstance(held, LaunchConfig):
                 held.stream = at[4]
             else:
                 held.value = at[4]
 
 
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute."""
-
-    _fields_ = [("name", ctypes.c_int), ("padding", ctypes.c_char * 4), ("value", ctypes.c_uint * 16)]
-
-
-class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = [
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared_bytes", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.POINTER(_Attribute)),
-        ("attribute_count", ctypes.c_uint),
-    ]
-
-    @classmethod
-    def of(cls, fixed: tuple) -> _Config:
-        """The configuration of a kernel node."""
-        *numbers, cluster, policy, starts_early = fixed
-        config = cls((ctypes.c_uint * 3)(*numbers[:3]), (ctypes.c_uint * 3)(*numbers[3:6]), numbers[6])
-        wanted: list[tuple[int, tuple[int, ...]]] = []
-        if any(cluster):
-            wanted += [(recording.CLUSTER, cluster), (recording.CLUSTER_POLICY, (policy,))]
-        if starts_early:
-            wanted.append((recording.STARTS_EARLY, (1,)))
-        if wanted:
-            attributes = (_Attribute * len(wanted))()
-            for attribute, (name, value) in zip(attributes, wanted, strict=True):
-                attribute.name = name
-                attribute.value[: len(value)] = value
-            config.attributes = attributes
-            config.attribute_count = len(wanted)
-        return config
+def _config(fixed: tuple) -> LaunchConfig:
+    """The configuration of a kernel node."""
+    *numbers, cluster, policy, starts_early = fixed
+    attributes: list[tuple[int, tuple[int, ...]]] = []
+    if any(cluster):
+        attributes += [(driver.CLUSTER, cluster), (driver.CLUSTER_POLICY, (policy,))]
+    if starts_early:
+        attributes.append((driver.STARTS_EARLY, (1,)))
+    return LaunchConfig.of(numbers[:3], numbers[3:6], numbers[6], attributes)

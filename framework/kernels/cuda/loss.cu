@@ -32,6 +32,7 @@ __device__ __forceinline__ Value block_max(Value value) {
 KERNEL cross_entropy(TYPE* loss, TYPE* probabilities, const TYPE* logits, const void* targets, double* losses,
                      uint32* counter, int64* bad_target, int64 rows, int64 classes, int64 row_stride, int64 class_stride,
                      int64 out_row_stride, int64 out_class_stride, int64 target_stride, int64 wide) {
+    grid_dependency_synchronize();
     const int64 row = blockIdx.x;
     logits += row * row_stride;
     probabilities += row * out_row_stride;
@@ -67,6 +68,7 @@ KERNEL cross_entropy(TYPE* loss, TYPE* probabilities, const TYPE* logits, const 
 KERNEL cross_entropy_backward(TYPE* grad_logits, const TYPE* grad_loss, const TYPE* probabilities, const void* targets,
                               int64 rows, int64 classes, int64 row_stride, int64 class_stride, int64 out_row_stride,
                               int64 out_class_stride, int64 target_stride, int64 wide) {
+    grid_dependency_synchronize();
     const Value scale = get(*grad_loss) / static_cast<Value>(rows);
     const int64 count = rows * classes, step = static_cast<int64>(gridDim.x) * THREADS;
     for (int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += step) {

@@ -13,6 +13,7 @@ typedef Pack<STORAGE, WIDTH> Elements;
 KERNEL statistics(const STORAGE* x, const PARAMETER* weight, const PARAMETER* bias, PARAMETER* running_mean,
                   PARAMETER* running_var, STATISTIC* mean, STATISTIC* inv_std, Value* coefficients, double2* parts,
                   uint32* counters, double eps, double momentum, int rows, int channels, int rows_per_block) {
+    grid_dependency_synchronize();
     constexpr int UNROLL = 8;
     __shared__ double2 totals[TILE];
     const int packs = channels / WIDTH;
@@ -47,6 +48,7 @@ KERNEL statistics(const STORAGE* x, const PARAMETER* weight, const PARAMETER* bi
 // The coefficients where mean and variance are given: outside training.
 KERNEL given_statistics(const PARAMETER* weight, const PARAMETER* bias, const PARAMETER* running_mean,
                         const PARAMETER* running_var, Value* coefficients, double eps, int channels) {
+    grid_dependency_synchronize();
     const int channel = blockIdx.x * THREADS + threadIdx.x;
     if (channel >= channels) return;
     const Moments moments(get(running_mean[channel]), get(running_var[channel]), eps);
@@ -82,6 +84,7 @@ __device__ __forceinline__ void apply(STORAGE* y, uint8* bits, const STORAGE* x,
 #define APPLY(NAME, RELU, RESIDUAL, BITS)                                                                    \
     KERNEL NAME(STORAGE* y, uint8* bits, const STORAGE* x, const STORAGE* residual, const Value* coefficients, \
                 int total, int channels) {                                                                   \
+        grid_dependency_synchronize();                                                                       \
         apply<RELU, RESIDUAL, BITS>(y, bits, x, residual, coefficients, total, channels);                    \
     }
 
@@ -150,6 +153,7 @@ __device__ __forceinline__ void sum_gradients(
                 const STORAGE* grad_y, const STORAGE* second_grad_y, const STORAGE* x, const PARAMETER* weight,    \
                 const STATISTIC* mean, const STATISTIC* inv_std, const uint8* mask, double2* parts,                \
                 uint32* counters, double eps, int rows, int channels, int rows_per_block, int constant) {          \
+        grid_dependency_synchronize();                                                                             \
         sum_gradients<MASK, STORE, TWO>(gradient_out, grad_weight, grad_bias, coefficients, grad_y, second_grad_y, \
                                         x, weight, mean, inv_std, mask, parts, counters, eps, rows, channels,      \
                                         rows_per_block, constant);                                                 \
@@ -191,6 +195,7 @@ __device__ __forceinline__ void apply_gradients(STORAGE* grad_x, const STORAGE* 
 #define APPLY_GRADIENTS(NAME, MASK)                                                                                \
     KERNEL NAME(STORAGE* grad_x, const STORAGE* grad_y, const STORAGE* x, const uint8* mask, const Value* coefficients, \
                 int total, int channels) {                                                                         \
+        grid_dependency_synchronize();                                                                             \
         apply_gradients<MASK>(grad_x, grad_y, x, mask, coefficients, total, channels);                             \
     }
 

@@ -61,6 +61,7 @@ __device__ __forceinline__ void normalise(
                         STATISTIC* inv_std, Value* coefficients, const STORAGE* x, const STORAGE* residual,          \
                         const PARAMETER* weight, const PARAMETER* bias, double eps, double momentum, int rows,       \
                         int channels, int rows_per_block) {                                                          \
+        grid_dependency_synchronize();                                                                               \
         normalise<RELU, RESIDUAL, BITS>(y, bits, running_mean, running_var, mean, inv_std, coefficients, x, residual, \
                                         weight, bias, eps, momentum, rows, channels, rows_per_block);                \
     }
@@ -124,6 +125,7 @@ __device__ __forceinline__ void differentiate(
                         const STORAGE* grad_y, const STORAGE* second_grad_y, const STORAGE* x,                     \
                         const PARAMETER* weight, const STATISTIC* mean, const STATISTIC* inv_std,                  \
                         const uint8* mask, double eps, int rows, int channels, int rows_per_block, int constant) { \
+        grid_dependency_synchronize();                                                                             \
         differentiate<MASK, STORE, TWO>(grad_x, gradient_out, grad_weight, grad_bias, grad_y, second_grad_y, x,    \
                                         weight, mean, inv_std, mask, eps, rows, channels, rows_per_block,          \
                                         constant);                                                                 \

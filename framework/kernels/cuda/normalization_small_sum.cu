@@ -92,6 +92,7 @@ __device__ __forceinline__ void normalise(STORAGE* y, uint8* bits, const Branch&
 #define NORMALISE(NAME, BITS)                                                                                     \
     CLUSTER_KERNEL NAME(STORAGE* y, uint8* bits, Branch main, Branch shortcut, int rows, int channels,            \
                         int rows_per_block) {                                                                     \
+        grid_dependency_synchronize();                                                                            \
         normalise<BITS>(y, bits, main, shortcut, rows, channels, rows_per_block);                                 \
     }
 
@@ -178,6 +179,7 @@ __device__ __forceinline__ void differentiate(STORAGE* grad_x, STORAGE* grad_sho
     CLUSTER_KERNEL NAME(STORAGE* grad_x, STORAGE* grad_shortcut, const STORAGE* grad_y,                           \
                         const STORAGE* second_grad_y, const uint8* mask, GradientBranch main,                     \
                         GradientBranch shortcut, int rows, int channels, int rows_per_block) {                    \
+        grid_dependency_synchronize();                                                                            \
         differentiate<TWO>(grad_x, grad_shortcut, grad_y, second_grad_y, mask, main, shortcut, rows, channels,    \
                            rows_per_block);                                                                       \
     }

@@ -40,6 +40,7 @@ __device__ __forceinline__ void apply(STORAGE* y, uint8* bits, const STORAGE* x,
 #define APPLY(NAME, BITS)                                                                                         \
     KERNEL NAME(STORAGE* y, uint8* bits, const STORAGE* x, const STORAGE* shortcut, const Value* coefficients,    \
                 const Value* shortcut_coefficients, int total, int channels) {                                    \
+        grid_dependency_synchronize();                                                                            \
         apply<BITS>(y, bits, x, shortcut, coefficients, shortcut_coefficients, total, channels);                  \
     }
 
@@ -129,6 +130,7 @@ __device__ __forceinline__ void sum_gradients(const Branch& main, const Branch& 
     KERNEL NAME(Branch main, Branch shortcut, Value* coefficients, const STORAGE* grad_y,                         \
                 const STORAGE* second_grad_y, const uint8* mask, double2* parts, uint32* counters, int rows,      \
                 int channels, int rows_per_block) {                                                               \
+        grid_dependency_synchronize();                                                                            \
         sum_gradients<TWO>(main, shortcut, coefficients, grad_y, second_grad_y, mask, parts, counters, rows,      \
                            channels, rows_per_block);                                                             \
     }
@@ -177,6 +179,7 @@ __device__ __forceinline__ void apply_gradients(STORAGE* grad_x, STORAGE* grad_s
     KERNEL NAME(STORAGE* grad_x, STORAGE* grad_shortcut, const STORAGE* grad_y, const STORAGE* second_grad_y,     \
                 const STORAGE* x, const STORAGE* shortcut, const uint8* mask, const Value* coefficients,          \
                 int total, int channels) {                                                                        \
+        grid_dependency_synchronize();                                                                            \
         apply_gradients<TWO>(grad_x, grad_shortcut, grad_y, second_grad_y, x, shortcut, mask, coefficients,       \
                              total, channels);                                                                    \
     }

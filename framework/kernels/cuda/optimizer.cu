@@ -36,6 +36,7 @@ struct Step {
 
 KERNEL sgd_step(const __grid_constant__ Tensors tensors, double rate, double momentum, double kept, double decay,
                 int64 flags, const __grid_constant__ Chunks chunks) {
+    grid_dependency_synchronize();
     int low = 0, high = chunks.tensors - 1;
     const int block = blockIdx.x;
     while (low < high) {

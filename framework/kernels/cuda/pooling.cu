@@ -40,6 +40,7 @@ __device__ __forceinline__ int within(const Images& images, Which which, int row
 }
 
 KERNEL max_pool(TYPE* y, uint8* indices, const TYPE* x, const __grid_constant__ Images images) {
+    grid_dependency_synchronize();
     const int item = blockIdx.x * THREADS + threadIdx.x;
     if (item >= images.columns * images.inner_packs) return;
     for (int64 line = blockIdx.y; line < images.lines; line += gridDim.y) {
@@ -85,6 +86,7 @@ KERNEL max_pool(TYPE* y, uint8* indices, const TYPE* x, const __grid_constant__ 
 // Each input gathers from the windows over it, always in the same order, so that nothing is added by chance.
 KERNEL max_pool_backward(TYPE* grad_x, const TYPE* grad_y, const uint8* indices,
                          const __grid_constant__ Images images) {
+    grid_dependency_synchronize();
     constexpr int ROWS = (WINDOW_ROWS + STRIDE_ROWS - 1) / STRIDE_ROWS;  // windows that meet in one place
     constexpr int COLUMNS = (WINDOW_COLUMNS + STRIDE_COLUMNS - 1) / STRIDE_COLUMNS;
     const int item = blockIdx.x * THREADS + threadIdx.x;
@@ -127,6 +129,7 @@ KERNEL max_pool_backward(TYPE* grad_x, const TYPE* grad_y, const uint8* indices,
 // windows, so that each window is read once for all of them, and which place of it an input has is known beforehand.
 KERNEL max_pool_backward_tiles(TYPE* grad_x, const TYPE* grad_y, const uint8* indices,
                                const __grid_constant__ Images images) {
+    grid_dependency_synchronize();
     constexpr int ROWS = (WINDOW_ROWS - 1) / STRIDE_ROWS + 1, COLUMNS = (WINDOW_COLUMNS - 1) / STRIDE_COLUMNS + 1;
     const int item = blockIdx.x * THREADS + threadIdx.x;
     const int first_row = images.top / STRIDE_ROWS, first_column = images.left / STRIDE_COLUMNS;

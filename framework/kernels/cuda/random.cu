@@ -47,6 +47,7 @@ __device__ __forceinline__ void draw(TYPE* out, uint64 seed, uint64 offset, int6
 
 KERNEL random_uniform(TYPE* out, uint64 seed, uint64 offset, double low, double high, int64 count,
                       const __grid_constant__ Geometry<1> geometry) {
+    grid_dependency_synchronize();
     draw(out, seed, offset, count, geometry, [=](const Words& words, double (&values)[4]) {
         for (int k = 0; k < 4; k++) values[k] = scaled(low, high - low, unit(words.at[k]));
     });
@@ -55,6 +56,7 @@ KERNEL random_uniform(TYPE* out, uint64 seed, uint64 offset, double low, double 
 // By Box and Muller; 1 - u lies in (0, 1], where the logarithm is finite.
 KERNEL random_normal(TYPE* out, uint64 seed, uint64 offset, double mean, double deviation, int64 count,
                      const __grid_constant__ Geometry<1> geometry) {
+    grid_dependency_synchronize();
     draw(out, seed, offset, count, geometry, [=](const Words& words, double (&values)[4]) {
         for (int k = 0; k < 4; k += 2) {
             const double radius = sqrt(-2.0 * log(1.0 - unit(words.at[k])));

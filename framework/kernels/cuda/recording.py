@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import sys
 from collections.abc import Callable
-from functools import lru_cache
 from typing import NamedTuple
 
+from framework.kernels.cuda import driver
 from framework.vm import cuda
 
 # CUgraphNodeType, CUlaunchAttributeID, CUpointer_attribute.
 _KERNEL, FILL = 0, 2
-CLUSTER, CLUSTER_POLICY, STARTS_EARLY, _OTHER_ATTRIBUTES = 4, 5, 6, (2, 7, 11)
+_OTHER_ATTRIBUTES = (2, 7, 11)
 # From port, to port and kind of an edge: behind all of a kernel, or behind where it lets the next one start.
 _WHOLE, _EARLY = (0, 0, 0), (1, 0, 1)
 _MEMORY_TYPE = 2
@@ -51,7 +50,7 @@ def _chain(graph: int) -> list[tuple[int, bool]]:
 
     Empty where they are no chain.
     """
-    api, count = driver(), ctypes.c_size_t()
+    api, count = driver.api(), ctypes.c_size_t()
     _check(api.cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
     handles = (ctypes.c_void_p * count.value)()
     _check(api.cuGraphGetNodes(ctypes.c_void_p(graph), handles, ctypes.byref(count)))
@@ -74,7 +73,7 @@ def _chain(graph: int) -> list[tuple[int, bool]]:
 
 def _node(handle: int, starts_early: bool) -> Node | None:
     """A node of a graph; None for one that cannot be launched from what is known of it."""
-    api, kind = driver(), ctypes.c_int()
+    api, kind = driver.api(), ctypes.c_int()
     _check(api.cuGraphNodeGetType(ctypes.c_void_p(handle), ctypes.byref(kind)))
     if kind.value == FILL:
         fill = _Fill()
@@ -103,8 +102,8 @@ def _node(handle: int, starts_early: bool) -> Node | None:
         *kernel.grid,
         *kernel.block,
         kernel.shared_bytes,
-        _attribute(handle, CLUSTER)[:3],
-        _attribute(handle, CLUSTER_POLICY)[0],
+        _attribute(handle, driver.CLUSTER)[:3],
+        _attribute(handle, driver.CLUSTER_POLICY)[0],
         starts_early,
     )
     return Node(_KERNEL, kernel.function, fixed, tuple(parameters))
@@ -113,7 +112,7 @@ def _node(handle: int, starts_early: bool) -> Node | None:
 def _attribute(handle: int, name: int) -> tuple[int, ...]:
     """The first numbers of a kernel node's launch attribute."""
     value = (ctypes.c_uint * 16)()
-    status = driver().cuGraphKernelNodeGetAttribute(ctypes.c_void_p(handle), name, ctypes.byref(value))
+    status = driver.api().cuGraphKernelNodeGetAttribute(ctypes.c_void_p(handle), name, ctypes.byref(value))
     return tuple(value[:4]) if status == 0 else (0, 0, 0, 0)
 
 
@@ -159,19 +158,13 @@ class _Fill(ctypes.Structure):
 def is_memory(address: int) -> bool:
     """Whether the driver knows memory at an address."""
     kind = ctypes.c_int()
-    return bool(driver().cuPointerGetAttribute(ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address)) == 0)
+    return bool(driver.api().cuPointerGetAttribute(ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address)) == 0)
 
 
 def is_readable() -> bool:
     """Whether the driver can tell a kernel's parameters, as it can from CUDA 12.4 on."""
     needed = ("cuFuncGetParamInfo", "cuGraphNodeGetDependencies_v2", "cuLaunchKernelEx")
-    return all(hasattr(driver(), name) for name in needed)
-
-
-@lru_cache(maxsize=1)
-def driver() -> ctypes.CDLL:
-    """The CUDA driver, which CuPy has loaded already."""
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    return all(hasattr(driver.api(), name) for name in needed)
 
 
 class _UnreadableError(RuntimeError):

@@ -127,22 +127,26 @@ __device__ __forceinline__ void reduce(OUTPUT* out, const INPUT* in, Part* parts
 
 KERNEL reduce_rows(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int64 count, int64 per_split,
                    const __grid_constant__ Shape shape) {
+    grid_dependency_synchronize();
     reduce<1>(out, in, parts, outputs, count, per_split, shape);
 }
 
 KERNEL reduce_columns(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int64 count, int64 per_split,
                       const __grid_constant__ Shape shape) {
+    grid_dependency_synchronize();
     reduce<32>(out, in, parts, outputs, count, per_split, shape);
 }
 
 // One thread for each output, where there are many and each takes little.
 KERNEL reduce_lanes(OUTPUT* out, const INPUT* in, Part* parts, int64 outputs, int64 count, int64 per_split,
                     const __grid_constant__ Shape shape) {
+    grid_dependency_synchronize();
     reduce<THREADS>(out, in, parts, outputs, count, per_split, shape);
 }
 
 KERNEL join_splits(OUTPUT* out, const INPUT*, const Part* parts, int64 outputs, int64 count, int64 splits,
                    const __grid_constant__ Shape shape) {
+    grid_dependency_synchronize();
     constexpr int X = 32;
     const int64 output = static_cast<int64>(blockIdx.x) * X + threadIdx.x % X;
     Part part = OPERATION::start();

@@ -13,6 +13,7 @@ constexpr int WIDTH = 16 / sizeof(TYPE);
 
 // One thread for each 16 bytes of the folded array, whose depth is a multiple of that.
 KERNEL fold(TYPE* out, const TYPE* in, const __grid_constant__ Fold shape) {
+    grid_dependency_synchronize();
     const int64 packs = shape.images * shape.rows * shape.columns * (shape.depth / WIDTH);
     const int64 step = static_cast<int64>(gridDim.x) * THREADS;
     const int channels = static_cast<int>(shape.channels);
@@ -42,6 +43,7 @@ KERNEL fold(TYPE* out, const TYPE* in, const __grid_constant__ Fold shape) {
 
 // The inverse, onto an array that lies wholly within the cells.
 KERNEL unfold(TYPE* out, const TYPE* in, const __grid_constant__ Fold shape) {
+    grid_dependency_synchronize();
     const int64 count = shape.images * shape.channels * shape.height * shape.width;
     const int64 step = static_cast<int64>(gridDim.x) * THREADS;
     for (int64 i = static_cast<int64>(blockIdx.x) * THREADS + threadIdx.x; i < count; i += step) {

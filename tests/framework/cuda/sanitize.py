@@ -103,7 +103,7 @@ def _inside(first: int, step: int, seconds: float) -> int:
     ran: set[tuple[str, str]] = set()
     function = compiler.function
 
-    def noted(device: flow.device, file: str, name: str, **definitions: Any) -> int:
+    def noted(device: flow.device, file: str, name: str, **definitions: Any) -> compiler.Function:
         ran.add((file, name))
         return function(device, file, name, **definitions)
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -80,9 +84,39 @@ def test_a_newer_device_gets_code_for_its_driver_to_translate(cache):
     assert b".target sm_" in compiler.machine_code("copy.cu", COPY, 999)
 
 
+# How a kernel begins: its parameters, and its first statement.
+KERNEL = re.compile(r"^ *(?:CLUSTER_)?KERNEL (\w+)\([^{]*?\) *\{[ \\]*\n *([^;]*;)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("source", sorted(Path(compiler.__file__).parent.glob("*.cu")), ids=lambda path: path.name)
+def test_every_kernel_waits_first_for_the_one_in_front_of_it(source):
+    text = source.read_text()
+    found = KERNEL.findall(text)
+    assert len(found) == text.count("KERNEL ") > 0
+    assert {first for _, first in found} == {"grid_dependency_synchronize();"}
+
+
+def test_each_kernels_code_waits(cache):
+    code = compiler.machine_code("copy.cu", COPY, 999)  # for the driver to translate, so that it can be read
+    assert code.count(b".entry") == code.count(b"griddepcontrol.wait;") == 3
+
+
+@pytest.mark.parametrize(("target", "starts_early"), [("sm_90", True), ("compute_100", True), ("compute_89", False)])
+def test_kernels_start_early_where_their_code_is_of_a_kind_that_waits(monkeypatch, target, starts_early):
+    driver = SimpleNamespace(moduleGetFunction=lambda module, name: 5)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "cupy.cuda", SimpleNamespace(driver=driver))
+    monkeypatch.setattr(compiler, "_module", lambda *given: 1)
+    # An older compiler makes code of an older kind for a device that could do it.
+    monkeypatch.setattr(compiler, "_target", lambda architecture: target)
+    monkeypatch.setattr(compiler, "capability", lambda device: (9, 0))
+    device = flow.device("cpu")  # only asked for, never used
+    assert compiler.function(device, "copy.cu", "dense") == compiler.Function(5, starts_early)
+
+
 def test_what_varies_between_launches_is_eight_bytes_wide():
     with pytest.raises(ValueError, match="eight bytes wide"):
-        launch.prepare(0, (1, 1), "Qi")
+        launch.prepare(compiler.Function(0, True), (1, 1), "Qi")
 
 
 # ---- on a device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import framework as flow
 from framework.dtype import float32, uint8
 from framework.kernels.cuda import (
     convolution,
+    driver,
     elementwise,
     launch,
     launches,
@@ -21,6 +23,7 @@ from framework.kernels.cuda import (
     plans,
     recording,
 )
+from framework.kernels.cuda.compiler import Function
 from framework.kernels.cuda.convolution import Geometry
 from framework.kernels.cuda.launches import Place
 from framework.kernels.cuda.recording import Node
@@ -122,8 +125,8 @@ class FakeDriver:
 
 
 def test_launches_go_to_the_addresses_given_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = FakeDriver()
-    monkeypatch.setattr(recording, "driver", lambda: driver)
+    fake = FakeDriver()
+    monkeypatch.setattr(driver, "api", lambda: fake)
     fixed = (1, 1, 1, 32, 1, 1, 0, (0, 0, 0), 0, 0)
     kernel = Node(recording._KERNEL, 7, fixed, (bytes(8), (9).to_bytes(8, "little"), bytes(8)))
     found = [Place(0, 0, 0, 0, 0), Place(0, 2, 0, 2, 64)]
@@ -133,8 +136,54 @@ def test_launches_go_to_the_addresses_given_however_many_there_are(monkeypatch: 
     numbers = [*range(many), *range(many), 5, 5, 6, 5]
     for number in numbers:
         plan.run(3 + number % 2, 512 * number, 0, 4096 + number, 0)
-    assert driver.launched == [(3 + n % 2, 7, 512 * n, 9, 4096 + n + 64) for n in numbers]
+    assert fake.launched == [(3 + n % 2, 7, 512 * n, 9, 4096 + n + 64) for n in numbers]
     assert len(plan._known) == launches._MOST_KNOWN
+
+
+# ---- own kernels
+
+
+class OwnLaunches:
+    """Notes how own kernels are launched, and answers with a status."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+        self.launched: list[tuple[Any, ...]] = []
+
+    def cuLaunchKernelEx(self, config: Any, function: Any, pointers: None, extra: Any) -> int:
+        given = config._obj
+        attributes = [(given.attributes[i].name, given.attributes[i].value[0]) for i in range(given.attribute_count)]
+        size = ctypes.c_size_t.from_address(extra[3]).value
+        values = ctypes.string_at(extra[1], size)
+        self.launched.append((function.value, given.stream, tuple(given.grid), tuple(given.block), attributes, values))
+        return self.status
+
+    def cuGetErrorName(self, status: int, name: Any) -> int:
+        name._obj.value = b"CUDA_ERROR_INVALID_VALUE"
+        return 0
+
+
+@pytest.mark.parametrize(("starts_early", "attributes"), [(True, [(driver.STARTS_EARLY, 1)]), (False, [])])
+def test_a_kernel_is_launched_early_where_it_waits_itself(
+    starts_early: bool, attributes: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = OwnLaunches()
+    monkeypatch.setattr(driver, "api", lambda: fake)
+    run = launch.prepare(Function(5, starts_early), (7, 2), "Qd", "i", (3,), threads=64)
+    run(11, 512, 0.5)
+    run(12, 1024, 0.25)
+    grid, block = (7, 2, 1), (64, 1, 1)
+    assert fake.launched == [
+        (5, 11, grid, block, attributes, struct.pack("@Qdi", 512, 0.5, 3)),
+        (5, 12, grid, block, attributes, struct.pack("@Qdi", 1024, 0.25, 3)),
+    ]
+
+
+def test_a_launch_that_is_refused_is_said_with_the_drivers_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "api", lambda: OwnLaunches(status=1))
+    run = launch.prepare(Function(5, True), (1, 1), "Q")
+    with pytest.raises(flow.cuda.CudaError, match="launching a kernel failed: CUDA_ERROR_INVALID_VALUE"):
+        run(0, 512)
 
 
 # ---- batch normalisation
