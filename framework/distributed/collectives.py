@@ -132,7 +132,9 @@ class Repeated:
         # Of now: a group of destroyed ranks has none.
         backend, stream = self._group.on(self._device), self._group.world.stream(self._device)
         backend.check()
-        machine.issue(Instruction(self._kernel, self._operands, {"group": backend, **self._attributes}), stream)
+        if self._group.size > 1:
+            # One rank alone has what it would come to.
+            machine.issue(Instruction(self._kernel, self._operands, {"group": backend, **self._attributes}), stream)
         return Work(self._words, stream.mark(), backend.check)
 
 
