@@ -22,11 +22,6 @@ from flowbench.record.run import Machine
 NOISE = (0.004, -0.003, 0.001, -0.004, 0.003, -0.001)
 
 
-@pytest.fixture(scope="module")
-def folder(repository: Path) -> Path:
-    return repository / "reports" / "aa-2-cores"
-
-
 @pytest.fixture
 def other_rules(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("other_rules", repository / "suites" / "other_rules.py")
@@ -38,14 +33,15 @@ def other_rules(repository: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType
     return module
 
 
-SAMPLES = sorted(path.name for path in (Path(__file__).parents[2] / "reports" / "aa-2-cores").glob("*.jsonl.xz"))
+SAMPLES = sorted((Path(__file__).parents[2] / "reports").glob("aa-*/*.jsonl.xz"))
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_readme_says_what_the_samples_say(folder: Path, other_rules: ModuleType, name: str) -> None:
-    text, samples = (folder / "README.md").read_text(), folder / name
-    assert report(samples) in text, f"what `flowbench aa` reports of {name} now belongs into {folder}/README.md"
-    assert other_rules.table(samples) in text, f"the table that suites/other_rules.py makes of {name} belongs there too"
+@pytest.mark.parametrize("samples", SAMPLES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_readme_says_what_the_samples_say(other_rules: ModuleType, samples: Path) -> None:
+    readme = samples.with_name("README.md")
+    text = readme.read_text()
+    assert report(samples) in text, f"what `flowbench aa` reports of {samples.name} now belongs into {readme}"
+    assert other_rules.table(samples) in text, "the table that suites/other_rules.py makes of it belongs there too"
 
 
 def test_rules_see_what_their_tools_would_see(other_rules: ModuleType) -> None:
@@ -106,8 +102,8 @@ def test_files_that_hold_no_sittings(tmp_path: Path, content: bytes) -> None:
         aa.read(tmp_path / "none")
 
 
-def test_a_file_of_sittings_is_begun_once_and_by_one(folder: Path, tmp_path: Path) -> None:
-    kept = folder / "unchanged.jsonl.xz"
+def test_a_file_of_sittings_is_begun_once_and_by_one(repository: Path, tmp_path: Path) -> None:
+    kept = repository / "reports" / "aa-2-cores" / "unchanged.jsonl.xz"
     setting, sittings = aa.read(kept)
     out = tmp_path / "new" / "aa.jsonl"
     with aa.held(out):
