@@ -172,6 +172,13 @@ class Engine(Protocol):
     library: str
     devices: tuple[Device, ...] = ("cpu",)
 
+    def open(self, task: Task) -> None:
+        """Bring what the first use of a GPU brings, its context and libraries, and hold nothing of it in the allocator.
+
+        Called before `build` where several processes take turns: they do this together, and build one after the other.
+        """
+        return
+
     def build(self, task: Task) -> Training:
         """Build the model in this process, load the weights, put the batches where steps read them."""
         ...

@@ -120,6 +120,17 @@ class FlowEager(Engine):
     library = "framework"
     devices = ("cpu", "cuda")
 
+    def open(self, task: Task) -> None:
+        if task.device == "cpu":
+            return
+        import framework as flow
+
+        flow.cuda.set_device(task.device)
+        with flow.no_grad():
+            flow.nn.Conv2d(8, 8, 3).to(task.device)(flow.zeros(1, 8, 8, 8, device=task.device))
+        flow.cuda.synchronize()
+        flow.cuda.empty_cache()
+
     def build(self, task: Task) -> FlowTraining:
         return FlowTraining(task)
 

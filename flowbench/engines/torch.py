@@ -111,6 +111,17 @@ class TorchEager(Engine):
     channels_last = False
     autotuned = False
 
+    def open(self, task: Task) -> None:
+        if task.device == "cpu":
+            return
+        import torch
+
+        _open_gpu(torch, task.device, task.gpu_memory_limit_bytes)
+        with torch.no_grad():
+            torch.nn.Conv2d(8, 8, 3).to(task.device)(torch.zeros(1, 8, 8, 8, device=task.device))
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
     def build(self, task: Task) -> TorchTraining:
         import torch
 

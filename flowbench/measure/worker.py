@@ -133,9 +133,6 @@ class Rank:
         cell = job.cell
         batches = make_batches(cell.input_shape, job.seed, job.rank)
         held_before = meter.held()
-        if job.steps_per_turn:
-            self._wait()
-        self._enter("build")
         task = Task(
             cell=cell,
             weights=make_weights(describe_model(cell.model, cell.input_shape[1:]), job.seed),
@@ -147,6 +144,11 @@ class Rank:
             local_rank=job.local_rank,
             gpu_memory_limit_bytes=job.gpu_memory_limit_bytes,
         )
+        if job.steps_per_turn:
+            # All at once, as far as nothing is measured: building takes turns, since it may time algorithms.
+            engine.open(task)
+            self._wait()
+        self._enter("build")
         return engine.build(task), held_before
 
     def _reset_peaks(self, training: Training, meter: ResidentMeter) -> None:

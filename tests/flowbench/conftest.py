@@ -37,6 +37,7 @@ ENGINES = {
     "toy-talks": "odd_engines:Talks",
     "toy-holds": "odd_engines:HoldsMemory",
     "toy-waits": "odd_engines:Waits",
+    "toy-setup": "odd_engines:NotesItsSetup",
     "toy-second-raises": "odd_engines:SecondRankRaises",
     "toy-second-slow": "odd_engines:SlowSecondRank",
     "toy-second-drifts": "odd_engines:SecondRankDrifts",

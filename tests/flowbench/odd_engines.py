@@ -154,6 +154,21 @@ class Waits(ToyEngine):
         return Training(task)
 
 
+class NotesItsSetup(ToyEngine):
+    """Appends to a file that it was opened, and that it built."""
+
+    def open(self, task: Task) -> None:
+        self._note("open")
+
+    def build(self, task: Task) -> ToyTraining:
+        self._note("build")
+        return ToyTraining(task)
+
+    def _note(self, what: str) -> None:
+        with open(os.environ["ODD_SETUP_FILE"], "a") as file:
+            file.write(f"{what}\n")
+
+
 class SecondRankRaises(ToyEngine):
     """Rank 1 raises while the others wait at the barrier."""
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from flowbench.cell import Case, Cell
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.progress import ProgressDisplay
+from flowbench.measure.ranks import run_in_turns
 from flowbench.measure.session import run_session
+from flowbench.measure.wire import Job
 from flowbench.record import store
 from flowbench.record.machine import read_machine
 from flowbench.record.run import RunDocument
@@ -64,6 +68,17 @@ def test_both_frameworks_are_timed_by_events_and_their_memory_is_found(tmp_path:
         assert seen.sm_clock_mhz is not None
         assert seen.temperature_c is not None
     assert [finding for finding in document.findings if finding.kind == "GPU memory"] == []
+
+
+@pytest.mark.parametrize("engine", ["flow-eager", "torch-eager"])
+def test_processes_that_take_turns_open_the_gpu_and_hold_no_more_for_it(engine: str) -> None:
+    case = Case("resnet18", (8, 3, 64, 64), "float32", "eager", 1, False, True, True, 1, "cuda")
+    job = Job(Cell.of(case, engine), 3, 5, 1, 0, 1e-4, 0.9)
+    (alone,) = run_in_turns([job], "test-of-opening")
+    (opened,) = run_in_turns([replace(job, steps_per_turn=1)], "test-of-opening")
+    assert alone.error is opened.error is None
+    peaks = [result.ranks[0].memory.allocated_peak_bytes for result in (alone, opened)]
+    assert peaks[0] == peaks[1]
 
 
 def test_what_runs_out_of_memory_fails_alone_and_gives_it_back(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ from flowbench.measure import rank_group
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.processes import marked
 from flowbench.measure.rank_group import GroupResult
-from flowbench.measure.ranks import run_group
+from flowbench.measure.ranks import run_group, run_in_turns
 from flowbench.measure.wire import Job, Phase, RankState
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -33,6 +35,22 @@ def test_all_ranks_are_recorded_each_with_data_of_its_own() -> None:
     assert result.error is None
     assert [rank.rank for rank in result.ranks] == [0, 1, 2]
     assert len({rank.losses for rank in result.ranks}) == 3
+
+
+def test_those_that_take_turns_open_together_and_build_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("ODD_SETUP_FILE", str(notes))
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 1)
+    job = Job(Cell.of(case, "toy-setup"), 0, 3, 1, 0, 1e-4, 0.9)
+    results = run_in_turns([replace(job, steps_per_turn=1)] * 3, MARK)
+    assert [result.error for result in results] == [None] * 3
+    assert notes.read_text().split() == ["open"] * 3 + ["build"] * 3
+    notes.unlink()
+    # Alone there is nobody to open together with.
+    run_in_turns([job], MARK)
+    assert notes.read_text().split() == ["build"]
 
 
 def test_a_late_and_slow_rank_is_waited_for_and_shows() -> None:
