@@ -173,7 +173,7 @@ def _all_kernels() -> set[tuple[str, str]]:
     for path in sorted(SOURCES.glob("*.cu")):
         text = path.read_text()
         names = re.findall(r"^KERNEL (\w+)\(", text, re.MULTILINE)
-        makers = re.findall(r"#define (\w+)\(NAME,", text)
+        makers = re.findall(r"#define (\w+)\(NAME,.*\\\n *(?:CLUSTER_)?KERNEL NAME\(", text)
         names += [name for maker in makers for name in re.findall(rf"^{maker}\((\w+),", text, re.MULTILINE)]
         found |= {(path.name, name) for name in names}
     return found
