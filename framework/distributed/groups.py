@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from framework.device import Device
 from framework.distributed import backends
-from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, rank_list
+from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, DistributedError, rank_list
 from framework.distributed.peers import Peers
 from framework.distributed.process_group import ProcessGroup
 from framework.distributed.store import Store
@@ -29,12 +29,18 @@ class Group:
         self.rank = ranks.index(world.rank) if world.rank in ranks else -1
         self.size = len(ranks)
         self._made: dict[str, ProcessGroup] = {}
+        self._is_closed = False
 
     def on(self, device: Device) -> ProcessGroup:
         """The process group for arrays of `device`. Raises DistributedError where there is none for its type."""
         made = self._made.get(device.type)
         if made is None:
             self._check_member()
+            if self._is_closed:
+                # What the ranks would find in the store to come together by is that of before.
+                raise DistributedError(
+                    f"group {self.name} was destroyed with its process group; init_process_group() makes new ones"
+                )
             backend = backends.choose(self.world.wanted, device.type, self.world.machines)
             self._come_together(device)
             made = self._made[device.type] = backends.make(backend, self, device)
@@ -58,7 +64,8 @@ class Group:
         }
 
     def close(self) -> None:
-        """Gives up its process groups."""
+        """Gives up its process groups; it has none from now on."""
+        self._is_closed = True
         for made in self._made.values():
             made.close()
         self._made.clear()
