@@ -38,7 +38,8 @@ def run_in_turns(
 ) -> list[GroupResult]:
     """Run one group per job, all alive together, of which only one works at a time: what disturbs one disturbs all.
 
-    They go from one barrier to the next in turns: forwards, then backwards, and so on. `on_steps` has a function per job.
+    Up to their first barrier, before they build, all work at once. From then on they go from one barrier to the next in
+    turns: forwards, then backwards, and so on. `on_steps` has a function per job.
     """
     groups = [
         RankGroup(job, mark, silence_s, tell, on_look)
