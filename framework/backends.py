@@ -19,7 +19,8 @@ class CudnnSettings:
     `allow_tf32`: float32 is multiplied with 10 bits of mantissa, several times faster.
     `workspace_bytes`: the most scratch memory that an algorithm may use; for a small convolution it is less, 16 MiB or
     twice what its operands take, unless no algorithm does with that.
-    `timed_plans`: how many of cuDNN's suggestions are timed when a shape is met first; 1 takes its first.
+    `timed_plans`: how many of cuDNN's suggestions are timed when a shape is met first, and for gradients of pointwise
+    convolutions as many of cuBLASLt's, unless `deterministic` is set; 1 takes cuDNN's first.
     """
 
     allow_tf32: bool = True

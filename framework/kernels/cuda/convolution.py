@@ -1,6 +1,6 @@
-"""Two-dimensional convolution through cuDNN; shapes and meanings as in the reference.
+"""Two-dimensional convolution through cuDNN, some gradients through cuBLASLt; shapes and meanings as in the reference.
 
-Operands that lie NHWC go to cuDNN as they are; others are copied first. What a call needs is prepared once for each
+Operands that lie NHWC go to the library as they are; others are copied first. What a call needs is prepared once for each
 set of shapes, strides and settings.
 """
 
@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 
 from framework import backends
 from framework.device import Device
-from framework.kernels.cuda import cudnn, elementwise, plans, reduction, space_to_depth
+from framework.kernels.cuda import elementwise, plans, reduction, space_to_depth
+from framework.kernels.cuda.plan import Plan
+from framework.kernels.cuda.problem import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Problem, current_settings
 from framework.kernels.table import kernel
 from framework.vm import scratch
 from framework.vm.array import Array, Layout, channels_last_stride
@@ -31,7 +33,7 @@ class Geometry(NamedTuple):
 def _prepare_forward(
     device: Device, y: Layout, x: Layout, weight: Layout, bias: Layout | None, **attributes: Any
 ) -> Callable[..., None]:
-    run = _prepare(plans.FORWARD, device, x, weight, y, Geometry(**attributes))
+    run = _prepare(FORWARD, device, x, weight, y, Geometry(**attributes))
 
     def forward(y: Array, x: Array, weight: Array, bias: Array | None) -> None:
         run(x, weight, y)
@@ -44,7 +46,7 @@ def _prepare_forward(
 def _prepare_backward_input(
     device: Device, grad_x: Layout, grad_y: Layout, weight: Layout, **attributes: Any
 ) -> Callable[..., None]:
-    run = _prepare(plans.BACKWARD_INPUT, device, grad_x, weight, grad_y, Geometry(**attributes))
+    run = _prepare(BACKWARD_INPUT, device, grad_x, weight, grad_y, Geometry(**attributes))
 
     def backward_input(grad_x: Array, grad_y: Array, weight: Array) -> None:
         run(grad_x, weight, grad_y)
@@ -55,7 +57,7 @@ def _prepare_backward_input(
 def _prepare_backward_weight(
     device: Device, grad_weight: Layout, grad_bias: Layout | None, grad_y: Layout, x: Layout, **attributes: Any
 ) -> Callable[..., None]:
-    run = _prepare(plans.BACKWARD_WEIGHT, device, x, grad_weight, grad_y, Geometry(**attributes))
+    run = _prepare(BACKWARD_WEIGHT, device, x, grad_weight, grad_y, Geometry(**attributes))
 
     def backward_weight(grad_weight: Array, grad_bias: Array | None, grad_y: Array, x: Array) -> None:
         run(x, grad_weight, grad_y)
@@ -97,7 +99,7 @@ def conv2d_backward_input(
     groups: int,
 ) -> None:
     """grad_x: the gradient of conv2d's input, its transpose applied to grad_y."""
-    _run(plans.BACKWARD_INPUT, grad_x, weight, grad_y, Geometry(stride, padding, dilation, groups))
+    _run(BACKWARD_INPUT, grad_x, weight, grad_y, Geometry(stride, padding, dilation, groups))
 
 
 @kernel(outputs=2, prepare=_prepare_backward_weight)
@@ -120,8 +122,8 @@ def conv2d_backward_weight(
     run(grad_weight, grad_bias, grad_y, x)
 
 
-# What cuDNN runs under some settings where it takes the operands as they lie, and the choice for operands that all lie NHWC.
-_direct: dict[tuple, dict[tuple, cudnn.Plan]] = {}
+# What is run under some settings where it takes the operands as they lie, and the choice for operands that all lie NHWC.
+_direct: dict[tuple, dict[tuple, Plan]] = {}
 _choices: dict[tuple, plans.Choice] = {}
 
 
@@ -156,17 +158,17 @@ def _run(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> No
     _prepare(kind, x.storage.device, x.layout, weight.layout, y.layout, geometry)(x, weight, y)
 
 
-def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> cudnn.Plan | None:
+def _run_slowly(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> Plan | None:
     """Everything but the usual case: the first call, empty operands, other layouts, and a batch cut into pieces.
 
     Returns the plan that is enough from now on, where one is.
     """
-    output = {plans.FORWARD: y, plans.BACKWARD_INPUT: x, plans.BACKWARD_WEIGHT: weight}[kind]
+    output = {FORWARD: y, BACKWARD_INPUT: x, BACKWARD_WEIGHT: weight}[kind]
     if 0 in (x.size, weight.size, y.size):
         if output.size:
             elementwise.fill(output, value=0)
         return None
-    if kind != plans.BACKWARD_INPUT and space_to_depth.applies(x, weight, geometry):
+    if kind != BACKWARD_INPUT and space_to_depth.applies(x, weight, geometry):
         _run_folded(kind, x, weight, y, geometry)
         return None
     given = (x, weight, y)
@@ -190,7 +192,7 @@ def _run_folded(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry
     """As a convolution with stride 1 over images whose pixels were folded into channels."""
     fold = space_to_depth.Fold.of(x.shape, weight.shape, y.shape, geometry, x.dtype)
     images = fold.images(x)
-    if kind == plans.FORWARD:
+    if kind == FORWARD:
         _run(kind, images, fold.weights(weight), y, Geometry(*fold.geometry))
     else:
         weights = fold.empty_weights(weight.storage.device)
@@ -200,11 +202,11 @@ def _run_folded(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry
 
 def _run_dense(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry) -> plans.Choice:
     """Runs a convolution whose operands all lie NHWC, and returns how."""
-    settings = plans.settings()
+    settings = current_settings()
     known = (kind, x.shape, weight.shape, y.shape, geometry, x.dtype, x.storage.device, settings)
     choice = _choices.get(known)
     if choice is None:
-        problem = plans.Problem(
+        problem = Problem(
             kind, x.dtype.name, x.shape, weight.shape, y.shape, geometry.stride, geometry.padding, geometry.dilation
         )
         choice = plans.choose(problem, settings, x.storage.device, (x.ptr, weight.ptr, y.ptr))
@@ -225,7 +227,7 @@ def _run_dense(kind: str, x: Array, weight: Array, y: Array, geometry: Geometry)
 
 
 def _fits(array: Array) -> bool:
-    """Whether cuDNN can take it as it lies."""
+    """Whether the libraries can take it as it lies."""
     return array.is_channels_last and array.ptr % 16 == 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +20,9 @@ _COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _COMPUTE_64F = 68, 77, 70
 # cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t.
 _TRANSPOSE_A, _TRANSPOSE_B, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _BATCH_COUNT, _BATCH_STRIDE = 5, 6
-_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)
+_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
+# cublasLtReductionScheme_t.
+_IN_COMPUTE_TYPE = 2
 _EPILOGUE_BIAS = 4
 _STATUS = {
     1: "not initialized",
@@ -32,7 +36,7 @@ _STATUS = {
 }
 
 
-class CublasError(RuntimeError):
+class CublasError(library.LibraryError):
     """A cuBLASLt function refused."""
 
     def __init__(self, function: str, status: int) -> None:
@@ -68,11 +72,14 @@ class Request(NamedTuple):
     alignment: int
 
 
+_Words = ctypes.c_uint64 * 8
+
+
 class _Algorithm(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = [
-        ("algorithm", ctypes.c_uint64 * 8),
+        ("algorithm", _Words),
         ("workspace_bytes", ctypes.c_size_t),
         ("state", ctypes.c_int),
         ("waves", ctypes.c_float),
@@ -81,39 +88,39 @@ class _Algorithm(ctypes.Structure):
 
 
 class Product:
-    """A prepared product of one request on one device."""
+    """A prepared product of one request on one device. `workspace_bytes` is the scratch memory that it needs."""
 
-    def __init__(self, device: Device, request: Request) -> None:
-        self.device = device
-        self._handle = _handle(device)
-        scalar: Any = ctypes.c_double if request.dtype == "float64" else ctypes.c_float
-        self._one, self._zero = scalar(1), scalar(0)
-        self._description = _describe(request)
-        self._layouts = [_layout(matrix, request) for matrix in (request.a, request.b, request.d)]
-        self._algorithm = self._find(request)
-        self.workspace_bytes = int(self._algorithm.workspace_bytes)
+    def __init__(self, operation: _Operation, algorithm: _Algorithm) -> None:
+        self.device = operation.device
+        self.workspace_bytes = int(algorithm.workspace_bytes)
+        self._operation = operation
+        self._algorithm = algorithm
+        # At hand, since `launch` is what a step's host time goes to.
+        self._matmul = library.load("cublasLt").cublasLtMatmul
 
     def run(self, a: int, b: int, d: int, bias: int = 0) -> None:
-        """Multiplies the matrices at these addresses."""
-        stream = cuda.stream_pointer(self.device)
+        """Multiplies the matrices at these addresses, with scratch memory of its own."""
         room, workspace = None, 0
         if self.workspace_bytes:
             room = scratch(self.device, self.workspace_bytes + _WORKSPACE_ALIGNMENT)
             workspace = -(-room.storage.ptr // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
-        pointer = ctypes.c_void_p
         if bias:
-            _set("MatmulDesc", self._description, _BIAS_POINTER, pointer(bias))
-        layout_a, layout_b, layout_d = self._layouts
-        _call(
-            "cublasLtMatmul",
-            self._handle,
-            self._description,
-            ctypes.byref(self._one),
+            _set("MatmulDesc", self._operation.description, _BIAS_POINTER, ctypes.c_void_p(bias))
+        self.launch(cuda.stream_pointer(self.device), a, b, d, workspace)
+
+    def launch(self, stream: int, a: int, b: int, d: int, workspace: int) -> None:
+        """Multiplies on `stream`, with scratch memory at an address that is a multiple of 256. Raises CublasError."""
+        pointer, operation = ctypes.c_void_p, self._operation
+        layout_a, layout_b, layout_d = operation.layouts
+        status = self._matmul(
+            operation.handle,
+            operation.description,
+            ctypes.byref(operation.one),
             pointer(a),
             layout_a,
             pointer(b),
             layout_b,
-            ctypes.byref(self._zero),
+            ctypes.byref(operation.zero),
             pointer(d),
             layout_d,
             pointer(d),
@@ -123,35 +130,91 @@ class Product:
             ctypes.c_size_t(self.workspace_bytes),
             pointer(stream),
         )
+        if status:
+            raise CublasError("cublasLtMatmul", status)
 
-    def _find(self, request: Request) -> _Algorithm:
-        """cuBLAS's first choice within the workspace."""
+    def text(self) -> bytes:
+        """The algorithm in cuBLAS's own words, for `restored`."""
+        return bytes(self._algorithm.algorithm).hex().encode()
+
+
+class _Operation:
+    """What cuBLASLt has to know of a request, for all algorithms that serve it."""
+
+    def __init__(self, device: Device, request: Request) -> None:
+        self.device = device
+        self.request = request
+        self.handle = _handle(device)
+        scalar: Any = ctypes.c_double if request.dtype == "float64" else ctypes.c_float
+        self.one, self.zero = scalar(1), scalar(0)
+        self.description = _describe(request)
+        self.layouts = [_layout(matrix, request) for matrix in (request.a, request.b, request.d)]
+
+    def suggestions(self, most: int, workspace_bytes: int) -> list[_Algorithm]:
+        """Up to `most` algorithms with no more scratch memory than given, cuBLAS's best guess first."""
         preference = ctypes.c_void_p()
         _call("cublasLtMatmulPreferenceCreate", ctypes.byref(preference))
-        _set("MatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(_WORKSPACE_BYTES))
+        _set("MatmulPreference", preference, _WORKSPACE, ctypes.c_uint64(workspace_bytes))
         for attribute in _ALIGNMENTS:
-            _set("MatmulPreference", preference, attribute, ctypes.c_uint32(request.alignment))
-        found, count = _Algorithm(), ctypes.c_int()
-        layout_a, layout_b, layout_d = self._layouts
+            _set("MatmulPreference", preference, attribute, ctypes.c_uint32(self.request.alignment))
+        if self.request.dtype == "bfloat16":
+            # The parts of a sum that is cut must not be rounded before they are added up.
+            _set("MatmulPreference", preference, _REDUCTIONS, ctypes.c_uint32(_IN_COMPUTE_TYPE))
+        found, count = (_Algorithm * most)(), ctypes.c_int()
+        asked = (self.handle, self.description, *self._layouts_with_c(), preference)
         try:
-            _call(
-                "cublasLtMatmulAlgoGetHeuristic",
-                self._handle,
-                self._description,
-                layout_a,
-                layout_b,
-                layout_d,
-                layout_d,
-                preference,
-                1,
-                ctypes.byref(found),
-                ctypes.byref(count),
-            )
+            _call("cublasLtMatmulAlgoGetHeuristic", *asked, ctypes.c_int(most), found, ctypes.byref(count))
         finally:
             _call("cublasLtMatmulPreferenceDestroy", preference)
-        if not count.value:
-            raise RuntimeError(f"cuBLAS has no algorithm for {request}")
-        return found
+        return [algorithm for algorithm in found[: count.value] if algorithm.state == 0]
+
+    def checked(self, words: bytes) -> _Algorithm:
+        """The algorithm of these bytes, and what it needs. Raises CublasError where it does not serve the request here."""
+        result = _Algorithm()
+        kept = _Words.from_buffer_copy(words)
+        asked = (self.handle, self.description, *self._layouts_with_c(), ctypes.byref(kept))
+        _call("cublasLtMatmulAlgoCheck", *asked, ctypes.byref(result))
+        result.algorithm = kept
+        return result
+
+    def _layouts_with_c(self) -> tuple[ctypes.c_void_p, ...]:
+        """Those of a, b, c and d: nothing is added, so c lies as d does."""
+        return (*self.layouts, self.layouts[2])
+
+    # Bound here: at the end of the process a module's names may be gone before its last objects.
+    def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # Absent where __init__ failed.
+        if hasattr(self, "layouts") and not _is_finalizing():
+            for layout in self.layouts:
+                _call("cublasLtMatrixLayoutDestroy", layout)
+            _call("cublasLtMatmulDescDestroy", self.description)
+
+
+@lru_cache(maxsize=4096)
+def product(device: Device, request: Request) -> Product:
+    """The product for a request by cuBLAS's first choice, prepared at the first call. Raises RuntimeError where it has none."""
+    found = suggestions(device, request, 1, _WORKSPACE_BYTES)
+    if not found:
+        raise RuntimeError(f"cuBLAS has no algorithm for {request}")
+    return found[0]
+
+
+def suggestions(device: Device, request: Request, most: int, workspace_bytes: int) -> list[Product]:
+    """Up to `most` products for a request with no more scratch memory than given, cuBLAS's best guess first.
+
+    Raises CublasError where cuBLAS does not take the request at all.
+    """
+    operation = _Operation(device, request)
+    return [Product(operation, algorithm) for algorithm in operation.suggestions(most, workspace_bytes)]
+
+
+def restored(device: Device, request: Request, text: bytes) -> Product:
+    """The product whose algorithm gave `text` on a like device, with the same version of cuBLAS.
+
+    Raises ValueError where this is no such text, CublasError where its algorithm does not serve the request.
+    """
+    operation = _Operation(device, request)
+    return Product(operation, operation.checked(bytes.fromhex(text.decode())))
 
 
 def version() -> int:
@@ -159,12 +222,6 @@ def version() -> int:
     loaded = library.load("cublasLt")
     loaded.cublasLtGetVersion.restype = ctypes.c_size_t
     return int(loaded.cublasLtGetVersion())
-
-
-@lru_cache(maxsize=4096)
-def product(device: Device, request: Request) -> Product:
-    """The product for a request, prepared at the first call."""
-    return Product(device, request)
 
 
 @cache

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 from framework.device import Device
-from framework.kernels.cuda import launches, library
-from framework.vm import Array, cuda, scratch
+from framework.kernels.cuda import launches, library, plan
+from framework.vm import cuda
 
 # Kinds of descriptors, by the numbers of cudnnBackendDescriptorType_t.
 CONVOLUTION, ENGINE, ENGINE_CONFIG, HEURISTICS, PLAN, OPERATION_GRAPH, VARIANT_PACK, TENSOR = 1, 2, 3, 4, 5, 15, 16, 17
@@ -34,15 +33,12 @@ _C_TYPES: dict[int, Any] = {
 }
 
 DATA_TYPES = {"float32": 0, "float64": 1, "bfloat16": 9}
-ITEM_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 _MOST_PACKS = 512
-# Up to this size, memory that is kept is cheaper than asking for it at each call.
-_SHARED_WORKSPACE_BYTES = 8 * 1024 * 1024
 _X, _WEIGHT, _Y = 1, 2, 3
 
 
-class CudnnError(RuntimeError):
+class CudnnError(library.LibraryError):
     """A cuDNN function refused. `status` is the number it returned."""
 
     def __init__(self, function: str, status: int, reason: str) -> None:
@@ -125,16 +121,8 @@ class Handle:
         self.device = device
         self.stream = cuda.stream_pointer(device)
         self.pointer = ctypes.c_void_p()
-        self._workspaces: dict[int, Array] = {}
         call("cudnnCreate", ctypes.byref(self.pointer))
         call("cudnnSetStream", self.pointer, ctypes.c_void_p(self.stream))
-
-    def shared_workspace(self, stream: int) -> int:
-        """The address of scratch memory that all plans with a small workspace use, one after the other on a stream."""
-        room = self._workspaces.get(stream)
-        if room is None:
-            room = self._workspaces[stream] = scratch(self.device, _SHARED_WORKSPACE_BYTES)
-        return room.ptr
 
     def follow(self, stream: int) -> None:
         """Lets everything from now on run on `stream`."""
@@ -142,22 +130,20 @@ class Handle:
         self.stream = stream
 
 
-class Plan:
-    """A convolution's algorithm on one device, ready to run: operands are images x, weights and images y."""
+class Plan(plan.Plan):
+    """An algorithm of cuDNN's."""
 
-    __slots__ = ("_descriptor", "_execute", "_launches", "_packs", "_pointer", "_shared", "handle", "workspace_bytes")
+    __slots__ = ("_descriptor", "_execute", "_handle", "_packs", "_pointer")
+    library = "cuDNN"
 
     def __init__(self, handle: Handle, descriptor: Descriptor) -> None:
-        self.handle = handle
+        super().__init__(handle.device, int(descriptor.get(402, INT64)[0]))
+        self._handle = handle
         self._descriptor = descriptor
         # At hand, since `run` is what a step's host time goes to.
         self._pointer = descriptor.pointer
         self._execute = functions().cudnnBackendExecute
-        self.workspace_bytes = int(descriptor.get(402, INT64)[0])
         self._packs: dict[launches.Addresses, ctypes.c_void_p] = {}
-        self._launches: launches.Launches | None = None
-        # Where the scratch memory lies that it shares with other plans, by stream.
-        self._shared: dict[int, int] = {}
 
     @classmethod
     def of_config(cls, handle: Handle, config: Descriptor) -> Plan:
@@ -171,64 +157,18 @@ class Plan:
         return cls(handle, Descriptor(PLAN).set_text(405, text).set(400, HANDLE, handle.pointer.value).finalize())
 
     def text(self) -> bytes:
-        """The plan in cuDNN's own words, for `of_text`."""
+        """For `of_text`."""
         return self._descriptor.get_text(405)
 
-    def run(self, x: int, weight: int, y: int) -> None:
-        """Runs it on the operands at these addresses, with scratch memory of its own."""
-        stream = cuda.stream_pointer(self.handle.device)
-        address = self._shared.get(stream)
-        if address is None:
-            # Held until it has run.
-            address, _room = self._scratch(stream)
-        direct = self._launches
-        if direct is not None and not (x | weight | y) % launches.ALIGNMENT:
-            direct.run(stream, x, weight, y, address)
-        else:
-            self._run_by_cudnn(stream, (x, weight, y, address))
-
-    def _scratch(self, stream: int) -> tuple[int, Array | None]:
-        """The address of scratch memory, and what to hold while it is in use."""
-        if self.workspace_bytes > _SHARED_WORKSPACE_BYTES:
-            # Few sizes, a quarter of a power of two apart: then what one plan gives back serves the next.
-            step = 1 << ((self.workspace_bytes - 1).bit_length() - 3)
-            room = scratch(self.handle.device, -(-self.workspace_bytes // step) * step)
-            return room.ptr, room
-        address = self._shared[stream] = self.handle.shared_workspace(stream) if self.workspace_bytes else 0
-        return address, None
-
-    @contextmanager
-    def working_in(self, address: int) -> Iterator[None]:
-        """Lets it use the scratch memory at this address within, on the current stream, in place of its own."""
-        stream = cuda.stream_pointer(self.handle.device)
-        self._shared[stream] = address
-        try:
-            yield
-        finally:
-            del self._shared[stream]
-
     def learn(self, x: int, weight: int, y: int) -> None:
-        """Looks at what it launches, if it is plain, so that `run` need not ask cuDNN. It must have run before.
-
-        The operands at these addresses are not touched.
-        """
-        handle = self.handle
-        if cuda.is_capturing(handle.device) or (x | weight | y) % launches.ALIGNMENT:
-            return
-        # An address is enough: scratch memory is not touched either.
-        at = (x, weight, y, handle.shared_workspace(handle.stream) if self.workspace_bytes else 0)
-        stream = cuda.stream_pointer(handle.device)
-        try:
-            self._launches = launches.record(lambda there: self._run_by_cudnn(stream, there), stream, at)
-        except (CudnnError, cuda.api().CUDARuntimeError):
-            # It does what cannot be recorded, such as waiting for the device.
-            self._launches = None
+        """As for every plan; the packs of addresses that were made meanwhile are of no use afterwards."""
+        super().learn(x, weight, y)
         self._drop_packs()
 
-    def _run_by_cudnn(self, stream: int, at: launches.Addresses) -> None:
-        if stream != self.handle.stream:
-            self.handle.follow(stream)
-        status = self._execute(self.handle.pointer, self._pointer, self._packs.get(at) or self._pack(at))
+    def _run_by_library(self, stream: int, at: launches.Addresses) -> None:
+        if stream != self._handle.stream:
+            self._handle.follow(stream)
+        status = self._execute(self._handle.pointer, self._pointer, self._packs.get(at) or self._pack(at))
         if status:
             raise _error("cudnnBackendExecute", status)
 

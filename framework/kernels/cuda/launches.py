@@ -1,10 +1,10 @@
-"""What a cuDNN plan launches, found by recording it, and launched again at other addresses for less of the host's time.
+"""What a library's plan launches, found by recording it, and launched again at other addresses for less of the host's time.
 
-At every call cuDNN works out anew which kernels to launch with which parameters, and wants a pack of addresses made for
-it. For one plan it always comes to the same, but for the addresses in it. So a plan is recorded into CUDA graphs, none
-of which is ever run: at the addresses given, and twice with each operand moved by a distance of its own. Where the
-first two recordings differ tells where the addresses stand; the third has to be as these foretell, to the last byte,
-or the plan is left to cuDNN.
+At every call the library works out anew which kernels to launch with which parameters, and cuDNN wants a pack of
+addresses made for it. For one plan it always comes to the same, but for the addresses in it. So a plan is recorded into
+CUDA graphs, none of which is ever run: at the addresses given, and twice with each operand moved by a distance of its
+own. Where the first two recordings differ tells where the addresses stand; the third has to be as these foretell, to
+the last byte, or the plan is left to its library.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def record(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> 
 
 
 def _holds_other_memory(nodes: Sequence[Node], found: Sequence[Place]) -> bool:
-    """Whether a parameter holds an address of memory besides the operands': of cuDNN's own, which it may give back."""
+    """Whether a parameter holds an address of memory besides the operands': of the library's own, which it may give back."""
     known = {place[:3] for place in found}
     for i, node in enumerate(nodes):
         for j, parameter in enumerate(node.parameters):

@@ -7,6 +7,10 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 
+class LibraryError(RuntimeError):
+    """A function of a library refused."""
+
+
 class _Library(NamedTuple):
     title: str
     file: str

@@ -1,4 +1,4 @@
-"""Which of cuDNN's algorithms serves a convolution: its heuristics name some, the first few are timed, the best is kept.
+"""Which algorithm serves a convolution: the libraries' heuristics name some, the first few are timed, the best is kept.
 
 What was found is kept in memory, and on disk for later processes with the same device and libraries.
 """
@@ -8,18 +8,25 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
-from math import prod
 from time import perf_counter
 
-from framework import backends
 from framework.device import Device
-from framework.kernels.cuda import cudnn, disk
-from framework.kernels.cuda.cudnn import CudnnError, Descriptor, Plan
+from framework.kernels.cuda import cublas, cudnn, disk, pointwise
+from framework.kernels.cuda.cudnn import CudnnError, Descriptor
+from framework.kernels.cuda.library import LibraryError
+from framework.kernels.cuda.plan import Plan
+from framework.kernels.cuda.problem import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    Problem,
+    Settings,
+    workspace_limit,
+)
 from framework.vm import OutOfMemoryError, borrowed, cuda
 from framework.vm.array import channels_last_stride
 
-FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT = "forward", "backward_input", "backward_weight"
-# For each kind: the operation's descriptor, and its attributes for convolution, x, weight, y, alpha and beta.
+# For each kind: the operation's descriptor in cuDNN, and its attributes for convolution, x, weight, y, alpha and beta.
 _OPERATIONS = {
     FORWARD: (10, (702, 704, 703, 705), (700, 701)),
     BACKWARD_INPUT: (12, (708, 710, 709, 711), (706, 707)),
@@ -33,33 +40,7 @@ _TENSOR_CORE, _DOWN_CONVERT, _NONDETERMINISTIC = 0, 1, 4
 _COMPILES_AT_RUN_TIME = 0
 _MOST_PIECES = 16
 _TIMED_RUNS = 5
-# What a convolution of any size may use.
-_SMALL_WORKSPACE_BYTES = 16 * 1024 * 1024
-_KIND_ON_DISK = "cudnn-plans-2"
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A convolution to find an algorithm for. All operands lie NHWC; `y` is the output's shape, padding is symmetric."""
-
-    kind: str
-    dtype: str
-    x: tuple[int, int, int, int]
-    weight: tuple[int, int, int, int]
-    y: tuple[int, int, int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What restricts the choice; see `framework.backends`."""
-
-    allow_tf32: bool
-    deterministic: bool
-    workspace_bytes: int
-    timed_plans: int
+_KIND_ON_DISK = "convolution-plans-3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,17 +51,6 @@ class Choice:
     pieces: int = 1
 
 
-def settings() -> Settings:
-    """The settings now."""
-    cudnn_settings = backends.cudnn
-    return Settings(
-        cudnn_settings.allow_tf32,
-        backends.deterministic,
-        cudnn_settings.workspace_bytes,
-        cudnn_settings.timed_plans,
-    )
-
-
 def choose(problem: Problem, wanted: Settings, device: Device, addresses: tuple[int, int, int]) -> Choice:
     """The algorithm for `problem`: from disk, or by timing on the operands at `addresses`, whose output it overwrites.
 
@@ -88,21 +58,21 @@ def choose(problem: Problem, wanted: Settings, device: Device, addresses: tuple[
     """
     handle = cudnn.handle(device)
     key = _key(problem, wanted, device)
-    known = _from_disk(handle, key)
+    known = _from_disk(key, problem, wanted, device)
     if known is not None:
         return known
     if cuda.is_capturing(device):
         # Nothing can be timed now; cuDNN's first suggestion is seldom far from the best.
         return Choice(_suggestions(handle, problem, replace(wanted, timed_plans=1))[0][0])
     plans, first_fits = _suggestions(handle, problem, wanted)
-    best, is_of_all = Choice(plans[0]), True
-    if len(plans) > 1 or not first_fits:
-        choices = [Choice(plan) for plan in plans]
-        if not first_fits and problem.kind == BACKWARD_WEIGHT:
-            choices += _in_pieces(handle, problem, wanted)
-        best, is_of_all = _fastest(choices, device, addresses)
+    choices = [Choice(plan) for plan in plans]
+    if not first_fits and problem.kind == BACKWARD_WEIGHT:
+        choices += _in_pieces(handle, problem, wanted)
+    if pointwise.applies(problem, wanted):
+        choices += [Choice(plan) for plan in pointwise.suggestions(problem, wanted, device)]
+    best, is_of_all = _fastest(choices, device, addresses) if len(choices) > 1 else (choices[0], True)
     if is_of_all:
-        entry = {"pieces": best.pieces, "plan": best.plan.text().decode("latin-1")}
+        entry = {"library": best.plan.library, "pieces": best.pieces, "plan": best.plan.text().decode("latin-1")}
         disk.write(_KIND_ON_DISK, key, json.dumps(entry).encode())
     return best
 
@@ -118,12 +88,26 @@ def _fastest(choices: list[Choice], device: Device, addresses: tuple[int, int, i
         try:
             # The scratch memory of plans that are not taken must have no place among that of the steps to come.
             with borrowed(device, most_bytes) as scratch:
-                best = min(fitting, key=lambda choice: _time(choice.plan, addresses, scratch) * choice.pieces)
+                best = _fastest_in(scratch, fitting, addresses)
             return best, fitting is choices
         except OutOfMemoryError:
             fitting = [choice for choice in fitting if choice.plan.workspace_bytes < most_bytes]
             if not fitting:
                 raise
+
+
+def _fastest_in(scratch: int, choices: list[Choice], addresses: tuple[int, int, int]) -> Choice:
+    """The fastest, without those that their library refuses to run after all. Raises LibraryError where that is all."""
+    times: list[tuple[float, Choice]] = []
+    refused: LibraryError | None = None
+    for choice in choices:
+        try:
+            times.append((_time(choice.plan, addresses, scratch) * choice.pieces, choice))
+        except LibraryError as error:
+            refused = error
+    if refused is not None and not times:
+        raise refused
+    return min(times, key=lambda timed: timed[0])[1]
 
 
 def _in_pieces(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> list[Choice]:
@@ -141,12 +125,12 @@ def _in_pieces(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> list
     return []
 
 
-def _suggestions(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> tuple[list[Plan], bool]:
-    """Up to `timed_plans` plans, best guess first, and whether none before the first was too large for the workspace."""
+def _suggestions(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> tuple[list[cudnn.Plan], bool]:
+    """cuDNN's first plans, up to `timed_plans`, and whether none before the first was too large for the workspace."""
     graph = _graph(handle, problem)
     most = workspace_limit(problem, wanted)
-    plans: list[Plan] = []
-    larger: Plan | None = None
+    plans: list[cudnn.Plan] = []
+    larger: cudnn.Plan | None = None
     first_fits = True
     refused: CudnnError | None = None
     for mode in (_HEURISTICS_A, _HEURISTICS_FALLBACK):
@@ -154,7 +138,7 @@ def _suggestions(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> tu
             if not _is_allowed(config, problem, wanted):
                 continue
             try:
-                plan = Plan.of_config(handle, config)
+                plan = cudnn.Plan.of_config(handle, config)
             except CudnnError as error:
                 # The heuristics also name engines that do not serve the shape; the next one may.
                 refused = error
@@ -175,12 +159,6 @@ def _suggestions(handle: cudnn.Handle, problem: Problem, wanted: Settings) -> tu
         f"cuDNN {cudnn.version()} has no algorithm for {problem} under {wanted}; convert to float32, raise"
         " flow.backends.cudnn.workspace_bytes, or allow more of flow.backends"
     ) from refused
-
-
-def workspace_limit(problem: Problem, wanted: Settings) -> int:
-    """The most scratch memory for a convolution, in bytes: for a small one, a fast algorithm must not set a step's peak."""
-    operands = sum(prod(shape) for shape in (problem.x, problem.weight, problem.y)) * cudnn.ITEM_BYTES[problem.dtype]
-    return min(wanted.workspace_bytes, max(_SMALL_WORKSPACE_BYTES, 2 * operands))
 
 
 def _graph(handle: cudnn.Handle, problem: Problem) -> Descriptor:
@@ -237,7 +215,7 @@ def _time(plan: Plan, addresses: tuple[int, int, int], scratch: int) -> float:
     The device's is that of runs replayed as a graph, where the host does not hold it up.
     """
     runtime = cuda.api()
-    stream = cuda.stream_pointer(plan.handle.device)
+    stream = cuda.stream_pointer(plan.device)
     with plan.working_in(scratch):
         plan.run(*addresses)  # loads what has to be loaded, which cannot be captured
         runtime.streamSynchronize(stream)
@@ -293,18 +271,22 @@ def _key(problem: Problem, wanted: Settings, device: Device) -> str:
             capability,
             properties["multiProcessorCount"],
             cudnn.version(),
+            cublas.version() if pointwise.applies(problem, wanted) else None,
             runtime.driverGetVersion(),
         )
     )
 
 
-def _from_disk(handle: cudnn.Handle, key: str) -> Choice | None:
+def _from_disk(key: str, problem: Problem, wanted: Settings, device: Device) -> Choice | None:
     kept = disk.read(_KIND_ON_DISK, key)
     if kept is None:
         return None
     try:
         entry = json.loads(kept)
-        return Choice(Plan.of_text(handle, entry["plan"].encode("latin-1")), entry["pieces"])
-    except (ValueError, KeyError, CudnnError):
+        text = entry["plan"].encode("latin-1")
+        if entry["library"] == pointwise.Plan.library:
+            return Choice(pointwise.Plan.of_text(problem, wanted, device, text))
+        return Choice(cudnn.Plan.of_text(cudnn.handle(device), text), entry["pieces"])
+    except (ValueError, KeyError, LibraryError):
         # Cut off or of another build: it is found again and written anew.
         return None

@@ -1,0 +1,102 @@
+"""An algorithm of a library for one convolution on one device: its scratch memory, and how it is run.
+
+Once it has run, what it launches is known (see `launches`), and it runs without its library.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from framework.device import Device
+from framework.kernels.cuda import launches
+from framework.kernels.cuda.library import LibraryError
+from framework.vm import Array, cuda, scratch
+
+# Up to this size, memory that is kept is cheaper than asking for it at each call.
+_SHARED_WORKSPACE_BYTES = 8 * 1024 * 1024
+# What all plans with a small workspace use, one after the other on a stream.
+_workspaces: dict[tuple[Device, int], Array] = {}
+
+
+class Plan(ABC):
+    """A convolution's algorithm, ready to run: operands are images x, weights and images y.
+
+    `library` is whose it is, `workspace_bytes` the scratch memory that it needs.
+    """
+
+    __slots__ = ("_launches", "_shared", "device", "workspace_bytes")
+    library: ClassVar[str]
+
+    def __init__(self, device: Device, workspace_bytes: int) -> None:
+        self.device = device
+        self.workspace_bytes = workspace_bytes
+        self._launches: launches.Launches | None = None
+        # Where the scratch memory lies that it shares with other plans, by stream.
+        self._shared: dict[int, int] = {}
+
+    @abstractmethod
+    def text(self) -> bytes:
+        """The plan in its library's words, from which a later process makes it again."""
+
+    @abstractmethod
+    def _run_by_library(self, stream: int, at: launches.Addresses) -> None:
+        """Lets the library launch it. Raises LibraryError where it refuses."""
+
+    def run(self, x: int, weight: int, y: int) -> None:
+        """Runs it on the operands at these addresses, with scratch memory of its own."""
+        stream = cuda.stream_pointer(self.device)
+        address = self._shared.get(stream)
+        if address is None:
+            # Held until it has run.
+            address, _room = self._scratch(stream)
+        direct = self._launches
+        if direct is not None and not (x | weight | y) % launches.ALIGNMENT:
+            direct.run(stream, x, weight, y, address)
+        else:
+            self._run_by_library(stream, (x, weight, y, address))
+
+    @contextmanager
+    def working_in(self, address: int) -> Iterator[None]:
+        """Lets it use the scratch memory at this address within, on the current stream, in place of its own."""
+        stream = cuda.stream_pointer(self.device)
+        self._shared[stream] = address
+        try:
+            yield
+        finally:
+            del self._shared[stream]
+
+    def learn(self, x: int, weight: int, y: int) -> None:
+        """Looks at what it launches, if it is plain, so that `run` need not ask the library. It must have run before.
+
+        The operands at these addresses are not touched.
+        """
+        if cuda.is_capturing(self.device) or (x | weight | y) % launches.ALIGNMENT:
+            return
+        stream = cuda.stream_pointer(self.device)
+        # An address is enough: scratch memory is not touched either.
+        at = (x, weight, y, _shared_workspace(self.device, stream) if self.workspace_bytes else 0)
+        try:
+            self._launches = launches.record(lambda there: self._run_by_library(stream, there), stream, at)
+        except (LibraryError, cuda.api().CUDARuntimeError):
+            # It does what cannot be recorded, such as waiting for the device.
+            self._launches = None
+
+    def _scratch(self, stream: int) -> tuple[int, Array | None]:
+        """The address of scratch memory, and what to hold while it is in use."""
+        if self.workspace_bytes > _SHARED_WORKSPACE_BYTES:
+            # Few sizes, a quarter of a power of two apart: then what one plan gives back serves the next.
+            step = 1 << ((self.workspace_bytes - 1).bit_length() - 3)
+            room = scratch(self.device, -(-self.workspace_bytes // step) * step)
+            return room.ptr, room
+        address = self._shared[stream] = _shared_workspace(self.device, stream) if self.workspace_bytes else 0
+        return address, None
+
+
+def _shared_workspace(device: Device, stream: int) -> int:
+    room = _workspaces.get((device, stream))
+    if room is None:
+        room = _workspaces[device, stream] = scratch(device, _SHARED_WORKSPACE_BYTES)
+    return room.ptr
