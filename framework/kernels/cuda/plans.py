@@ -287,6 +287,6 @@ def _from_disk(key: str, problem: Problem, wanted: Settings, device: Device) -> 
         if entry["library"] == pointwise.Plan.library:
             return Choice(pointwise.Plan.of_text(problem, wanted, device, text))
         return Choice(cudnn.Plan.of_text(cudnn.handle(device), text), entry["pieces"])
-    except (ValueError, KeyError, LibraryError):
+    except (ValueError, KeyError, TypeError, LibraryError):
         # Cut off or of another build: it is found again and written anew.
         return None

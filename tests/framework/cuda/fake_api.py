@@ -51,6 +51,9 @@ class FakeCudaApi:
             "name": b"Fake H200", "major": 9, "minor": 0, "totalGlobalMem": 1 << 37, "multiProcessorCount": 132,
         }  # fmt: skip
 
+    def driverGetVersion(self) -> int:
+        return 13000
+
     def setDevice(self, index: int) -> None:
         self._chosen.index = index
 

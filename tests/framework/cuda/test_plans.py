@@ -6,18 +6,23 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from framework.device import Device
 from framework.kernels.cuda import plans
-from framework.kernels.cuda.plans import FORWARD, Problem, Settings, workspace_limit
+from framework.kernels.cuda.cublas import CublasError
+from framework.kernels.cuda.library import LibraryError
+from framework.kernels.cuda.problem import BACKWARD_INPUT, FORWARD, Problem, Settings, workspace_limit
 from framework.vm import OutOfMemoryError
+from tests.framework.cuda.fake_api import FakeCudaApi
 
 MIB = 1 << 20
 PROBLEM = Problem(FORWARD, "float32", (1, 8, 4, 4), (8, 8, 3, 3), (1, 8, 4, 4), (1, 1), (1, 1), (1, 1))
+POINTWISE = Problem(BACKWARD_INPUT, "float32", (1, 8, 4, 4), (8, 8, 1, 1), (1, 8, 4, 4), (1, 1), (0, 0), (1, 1))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +60,8 @@ def test_near_the_end_of_memory_the_search_is_among_what_fits(free, found, monke
     choice = plans.choose(PROBLEM, Settings(True, False, 256 * MIB, 8), Device("cuda"), (0, 0, 0))
     assert (choice.plan.name, lent) == (found, [{"fast": 256, "small": 64, "slow": 0}[found]])
     # What only a lack of memory made the best is no word for later processes.
-    assert [json.loads(value)["plan"] for value in written] == (["fast"] if found == "fast" else [])
+    kept = {"library": "cuDNN", "pieces": 1, "plan": "fast"}
+    assert [json.loads(value) for value in written] == ([kept] if found == "fast" else [])
 
 
 def test_a_search_without_room_for_any_is_out_of_memory(monkeypatch) -> None:
@@ -70,25 +76,109 @@ def test_a_search_without_room_for_any_is_out_of_memory(monkeypatch) -> None:
         plans.choose(PROBLEM, Settings(True, False, 256 * MIB, 8), Device("cuda"), (0, 0, 0))
 
 
+@pytest.mark.parametrize(
+    ("cudnn_ms", "cublas_ms", "found"),
+    [([2.0, 3.0], [4.0, 1.0], "cuBLASLt 1"), ([2.0, 1.0], [4.0, 1.0], "cuDNN 1"), ([2.0], [1.0], "cuBLASLt 0")],
+)
+def test_the_fastest_of_both_libraries_is_taken_and_kept(cudnn_ms, cublas_ms, found, monkeypatch, tmp_path) -> None:
+    _fake_search(monkeypatch, _plans("cuDNN", cudnn_ms), _plans("cuBLASLt", cublas_ms), folder=tmp_path)
+    assert _chosen(POINTWISE) == found
+    monkeypatch.setattr(plans, "_time", lambda *given: pytest.fail("what is on disk was timed again"))
+    assert _chosen(POINTWISE) == found
+
+
+def test_no_product_is_timed_for_what_is_none(monkeypatch, tmp_path) -> None:
+    _fake_search(monkeypatch, _plans("cuDNN", [2.0, 3.0]), _plans("cuBLASLt", [1.0]), folder=tmp_path)
+    assert _chosen(PROBLEM) == "cuDNN 0"
+
+
+@pytest.mark.parametrize("damaged", ["", "{", "[]", '{"library": "cuBLASLt", "pieces": 1, "plan": "of another build"}'])
+def test_an_entry_that_cannot_be_read_is_found_again_and_written_anew(damaged, monkeypatch, tmp_path) -> None:
+    _fake_search(monkeypatch, _plans("cuDNN", [2.0]), _plans("cuBLASLt", [1.0]), folder=tmp_path)
+    assert _chosen(POINTWISE) == "cuBLASLt 0"
+    (entry,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    whole = entry.read_bytes()
+    entry.write_text(damaged)
+    assert _chosen(POINTWISE) == "cuBLASLt 0"
+    assert entry.read_bytes() == whole
+
+
+def test_another_cublas_is_another_choice_for_products_alone(monkeypatch, tmp_path) -> None:
+    _fake_search(monkeypatch, _plans("cuDNN", [1.0, 2.0]), _plans("cuBLASLt", [2.0]), folder=tmp_path)
+    for problem, entries in ((POINTWISE, 2), (PROBLEM, 3)):
+        for version in (1, 2):
+            monkeypatch.setattr(plans.cublas, "version", lambda version=version: version)
+            _chosen(problem)
+        assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == entries
+
+
+@pytest.mark.parametrize("refused", ["cuDNN", "cuBLASLt"])
+def test_what_its_library_refuses_to_run_is_not_taken(refused, monkeypatch, tmp_path) -> None:
+    suggested = {"cuDNN": _plans("cuDNN", [2.0, 2.0]), "cuBLASLt": _plans("cuBLASLt", [2.0, 2.0])}
+    suggested[refused] = [_Plan(f"{refused} refused", 0, None, refused), *suggested[refused]]
+    _fake_search(monkeypatch, *suggested.values(), folder=tmp_path)
+    assert _chosen(POINTWISE) == "cuDNN 0"
+
+
+def test_a_search_where_everything_is_refused_says_why(monkeypatch, tmp_path) -> None:
+    none = [_Plan(f"cuDNN {i}", 0, None, "cuDNN") for i in range(2)]
+    _fake_search(monkeypatch, none, [], folder=tmp_path)
+    with pytest.raises(LibraryError, match="cuDNN 1 does not run"):
+        _chosen(PROBLEM)
+    assert not list(tmp_path.rglob("*"))
+
+
 class _Plan(NamedTuple):
-    """What stands for a plan of cuDNN, and the milliseconds that it takes."""
+    """What stands for a library's plan, and the milliseconds that it takes; none where the library refuses to run it."""
 
     name: str
     workspace_bytes: int
-    milliseconds: float
+    milliseconds: float | None
+    library: str = "cuDNN"
 
     def text(self) -> bytes:
         return self.name.encode()
 
 
-def _fake_search(monkeypatch, suggested: list[_Plan]) -> None:
-    """Lets a search find these, without a device."""
+def _plans(library: str, milliseconds: list[float]) -> list[_Plan]:
+    return [_Plan(f"{library} {i}", 0, taken, library) for i, taken in enumerate(milliseconds)]
+
+
+def _chosen(problem: Problem) -> str:
+    """The name of the plan that is chosen."""
+    return plans.choose(problem, Settings(True, False, 256 * MIB, 8), Device("cuda"), (0, 0, 0)).plan.name
+
+
+def _fake_search(monkeypatch, suggested: list[_Plan], products: list[_Plan] = (), folder: Path | None = None) -> None:
+    """Lets a search find these, without a device, and keep what it chose in a folder."""
+
+    def of_text(problem, wanted, device, text):
+        for plan in products:
+            if plan.text() == text:
+                return plan
+        raise CublasError("cublasLtMatmulAlgoCheck", 7)
+
+    def time(plan, addresses, scratch):
+        if plan.milliseconds is None:
+            raise LibraryError(f"{plan.name} does not run")
+        return plan.milliseconds
+
     monkeypatch.setattr(plans.cudnn, "handle", lambda device: None)
-    monkeypatch.setattr(plans, "_key", lambda *given: "key")
-    monkeypatch.setattr(plans, "_from_disk", lambda handle, key: None)
+    monkeypatch.setattr(plans.cudnn, "version", lambda: 91900)
+    monkeypatch.setattr(plans.cublas, "version", lambda: 130100)
     monkeypatch.setattr(plans.cuda, "is_capturing", lambda device: False)
     monkeypatch.setattr(plans, "_suggestions", lambda handle, problem, wanted: (suggested, True))
-    monkeypatch.setattr(plans, "_time", lambda plan, addresses, scratch: plan.milliseconds)
+    monkeypatch.setattr(plans, "_time", time)
+    monkeypatch.setattr(plans.pointwise, "suggestions", lambda problem, wanted, device: products)
+    monkeypatch.setattr(plans.pointwise.Plan, "of_text", of_text)
+    monkeypatch.setattr(plans.cudnn.Plan, "of_text", lambda handle, text: {p.text(): p for p in suggested}[text])
+    if folder is None:
+        monkeypatch.setattr(plans, "_key", lambda *given: "key")
+        monkeypatch.setattr(plans, "_from_disk", lambda *given: None)
+        return
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(plans.cuda, "api", lambda: FakeCudaApi())
+    monkeypatch.setattr(plans, "borrowed", lambda device, nbytes: nullcontext(4096))
 
 
 @pytest.mark.gpu

@@ -20,12 +20,12 @@ from framework.kernels.cuda import (
     normalization,
     normalization_backward,
     normalization_plans,
-    plans,
     recording,
 )
 from framework.kernels.cuda.compiler import Function
 from framework.kernels.cuda.convolution import Geometry
 from framework.kernels.cuda.launches import Place
+from framework.kernels.cuda.problem import FORWARD
 from framework.kernels.cuda.recording import Node
 from framework.vm.array import Layout, channels_last_stride
 
@@ -69,7 +69,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> list[FakePlan]:
 
 def _prepared() -> Any:
     geometry = Geometry((1, 1), (0, 0), (1, 1), 1)
-    return convolution._prepare(plans.FORWARD, DEVICE, IMAGES, KERNEL, IMAGES, geometry)
+    return convolution._prepare(FORWARD, DEVICE, IMAGES, KERNEL, IMAGES, geometry)
 
 
 def test_a_prepared_convolution_follows_the_settings(met: list[FakePlan], settings: Any) -> None:
