@@ -101,10 +101,11 @@ def test_it_serves_pointwise_convolutions_alone(kind: str) -> None:
     depthwise = replace(problem, weight=(64, 1, 1, 1), y=problem.x)
     window = replace(problem, weight=(128, 64, 3, 3), padding=(1, 1))
     tall = replace(problem, weight=(128, 64, 3, 1), y=(4, 128, 12, 14))
+    wide = replace(problem, weight=(128, 64, 1, 3), y=(4, 128, 14, 12))
     strided = replace(problem, y=(4, 128, 7, 7), stride=(2, 2))
     padded = replace(problem, y=(4, 128, 16, 16), padding=(1, 1))
     precise = replace(problem, dtype="float64")
-    others = (replace(problem, kind=FORWARD), grouped, depthwise, window, tall, strided, padded, precise)
+    others = (replace(problem, kind=FORWARD), grouped, depthwise, window, tall, wide, strided, padded, precise)
     assert [pointwise.applies(other, WANTED) for other in others] == [False] * len(others)
 
 

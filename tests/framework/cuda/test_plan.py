@@ -1,0 +1,126 @@
+"""What every library's plans share: scratch memory, and what was learned of their launches. No device is needed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from framework.device import Device
+from framework.kernels.cuda import plan as module
+from framework.kernels.cuda.library import LibraryError
+from framework.kernels.cuda.plan import Plan
+
+DEVICE = Device("cuda")
+MIB = 1 << 20
+
+
+class FakePlan(Plan):
+    """Notes what its library was asked to launch."""
+
+    library = "a library"
+
+    def __init__(self, workspace_bytes: int) -> None:
+        super().__init__(DEVICE, workspace_bytes)
+        self.by_library: list[tuple[int, ...]] = []
+
+    def text(self) -> bytes:
+        return b""
+
+    def _run_by_library(self, stream: int, at: tuple[int, int, int, int]) -> None:
+        self.by_library.append((stream, *at))
+
+
+class Box:
+    """Where plans run: the stream of now, the scratch memory that was asked for, and what was launched directly."""
+
+    def __init__(self) -> None:
+        self.stream = 3
+        self.is_capturing = False
+        self.lent: list[int] = []
+        self.launched: list[tuple[int, ...]] = []
+        self.recorded: list[tuple[int, ...]] = []
+        self.refusal: Exception | None = None
+
+    def scratch(self, device: Device, nbytes: int) -> Any:
+        self.lent.append(nbytes)
+        return SimpleNamespace(ptr=len(self.lent) << 30)
+
+    def record(self, execute: Any, stream: int, at: tuple[int, ...]) -> Any:
+        if self.refusal:
+            raise self.refusal
+        execute(at)
+        self.recorded.append((stream, *at))
+        return SimpleNamespace(run=lambda *given: self.launched.append(given))
+
+
+class FakeRuntimeError(Exception):
+    """As CuPy's CUDARuntimeError."""
+
+
+@pytest.fixture
+def box(monkeypatch: pytest.MonkeyPatch) -> Box:
+    box = Box()
+    monkeypatch.setattr(module.cuda, "stream_pointer", lambda device: box.stream)
+    monkeypatch.setattr(module.cuda, "is_capturing", lambda device: box.is_capturing)
+    monkeypatch.setattr(module.cuda, "api", lambda: SimpleNamespace(CUDARuntimeError=FakeRuntimeError))
+    monkeypatch.setattr(module, "scratch", box.scratch)
+    monkeypatch.setattr(module.launches, "record", box.record)
+    monkeypatch.setattr(module, "_workspaces", {})
+    return box
+
+
+def test_small_workspaces_are_one_for_all_plans_on_a_stream(box: Box) -> None:
+    plans = [FakePlan(MIB), FakePlan(8 * MIB), FakePlan(0)]
+    for box.stream in (3, 4, 3):
+        for plan in plans:
+            plan.run(512, 1024, 2048)
+    assert box.lent == [8 * MIB, 8 * MIB]
+    for plan, places in zip(plans, ((1 << 30, 2 << 30), (1 << 30, 2 << 30), (0, 0)), strict=True):
+        rest = (512, 1024, 2048)
+        assert plan.by_library == [(3, *rest, places[0]), (4, *rest, places[1]), (3, *rest, places[0])]
+
+
+def test_a_large_workspace_is_asked_for_at_each_run_in_few_sizes(box: Box) -> None:
+    plan = FakePlan(8 * MIB + 1)
+    plan.run(512, 1024, 2048)
+    plan.run(512, 1024, 2048)
+    assert box.lent == [10 * MIB, 10 * MIB]
+    assert [at[4] for at in plan.by_library] == [1 << 30, 2 << 30]
+
+
+def test_a_plan_works_in_memory_that_it_is_given_for_so_long_alone(box: Box) -> None:
+    plan = FakePlan(MIB)
+    with plan.working_in(4096):
+        plan.run(512, 1024, 2048)
+    plan.run(512, 1024, 2048)
+    assert [at[4] for at in plan.by_library] == [4096, 1 << 30]
+
+
+def test_what_was_learned_runs_without_the_library_at_such_addresses(box: Box) -> None:
+    plan = FakePlan(MIB)
+    plan.learn(512, 1024, 2048)
+    assert box.recorded == [(3, 512, 1024, 2048, 1 << 30)]
+    plan.by_library.clear()
+    plan.run(1024, 512, 4096)
+    assert (box.launched, plan.by_library) == ([(3, 1024, 512, 4096, 1 << 30)], [])
+    plan.run(1024, 512 + 16, 4096)
+    assert (len(box.launched), plan.by_library) == (1, [(3, 1024, 528, 4096, 1 << 30)])
+
+
+def test_nothing_is_learned_in_a_capture_or_at_odd_addresses(box: Box) -> None:
+    plan = FakePlan(0)
+    plan.learn(512, 1024 + 16, 2048)
+    box.is_capturing = True
+    plan.learn(512, 1024, 2048)
+    assert not box.recorded
+
+
+@pytest.mark.parametrize("refusal", [LibraryError("it waits"), FakeRuntimeError("cannot be captured")])
+def test_what_cannot_be_recorded_is_left_to_the_library(refusal: Exception, box: Box) -> None:
+    plan = FakePlan(0)
+    box.refusal = refusal
+    plan.learn(512, 1024, 2048)
+    plan.run(512, 1024, 2048)
+    assert plan.by_library == [(3, 512, 1024, 2048, 0)]
