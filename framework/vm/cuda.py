@@ -272,7 +272,7 @@ class CudaSource:
     granularity = 512
     segment_bytes = 32 * 1024 * 1024
     # What is prepared for operands at known addresses is worth some memory.
-    slack = 0.25
+    slack = 0.2
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -77,8 +77,9 @@ def test_processes_that_take_turns_open_the_gpu_and_hold_no_more_for_it(engine: 
     (alone,) = run_in_turns([job], "test-of-opening")
     (opened,) = run_in_turns([replace(job, steps_per_turn=1)], "test-of-opening")
     assert alone.error is opened.error is None
-    peaks = [result.ranks[0].memory.allocated_peak_bytes for result in (alone, opened)]
-    assert peaks[0] == peaks[1]
+    whole, in_turns = (result.ranks[0].memory.allocated_peak_bytes for result in (alone, opened))
+    # The losses of a turn's steps, a block of at most 512 bytes each, are held until it ends; here a turn has one step.
+    assert 0 <= whole - in_turns <= job.steps * 512
 
 
 def test_what_runs_out_of_memory_fails_alone_and_gives_it_back(tmp_path: Path) -> None:
