@@ -1,8 +1,8 @@
 """What an engine is: a framework that can train a model one step at a time.
 
 A package adds an engine with an entry point in the group `flowbench.engines`: the name people type, and a class with the
-methods of `Engine`. The class is made in the parent process too, which must not load the framework: import it in `open`
-and `build`.
+methods of `Engine`. The class is made in the parent process too, which must not load the framework: import it in `load`
+and what comes after it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from flowbench.cell import Case, Cell, Device
+
+# When algorithms are timed to choose among them.
+Tunes = Literal["never", "once", "always"]
 
 
 @dataclass(frozen=True)
@@ -167,16 +170,29 @@ class Training(Protocol):
 
 
 class Engine(Protocol):
-    """A framework in one way of using it. `display_name` is the one word reports use; `library` is what is imported."""
+    """A framework in one way of using it. `display_name` is the one word reports use; `library` is what is imported.
+
+    `tunes` says when building or the first step times algorithms to choose among them, which must not be disturbed: `once`
+    where the choice is kept for later processes of the same cell.
+    """
 
     display_name: str
     library: str
     devices: tuple[Device, ...] = ("cpu",)
+    tunes: Tunes = "always"
+
+    def load(self, device: Device) -> None:
+        """Import all that training on `device` takes, as far as that makes no context on a GPU. Called first.
+
+        What is imported later is counted as memory of the training, and keeps others waiting.
+        """
+        importlib.import_module(self.library)
 
     def open(self, task: Task) -> None:
         """Bring what the first use of a GPU brings, its context and libraries, and hold nothing of it in the allocator.
 
-        Called before `build` where several processes take turns: they do this together, and build one after the other.
+        Called before `build` where several processes take turns: they do this together. On a GPU they build and take their
+        first step together too, but for those that may tune: these do it one after the other.
         """
         return
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from flowbench.cell import Case
-from flowbench.engine import Batch, Engine, Event, StepProfile, Task, Training, ranks_refusal
+from flowbench.cell import Case, Device
+from flowbench.engine import Batch, Engine, Event, StepProfile, Task, Training, Tunes, ranks_refusal
 
 
 class FlowTraining(Training):
@@ -119,6 +119,12 @@ class FlowEager(Engine):
     display_name = "Flow"
     library = "framework"
     devices = ("cpu", "cuda")
+    tunes: Tunes = "once"
+
+    def load(self, device: Device) -> None:
+        super().load(device)
+        if device == "cuda":
+            self.gpu_refusal()  # imports CuPy and loads cuDNN; what it says is said by whoever needs them
 
     def open(self, task: Task) -> None:
         if task.device == "cpu":
@@ -175,6 +181,7 @@ class FlowEagerUntimed(FlowEager):
     """Flow that takes cuDNN's first suggestion, as PyTorch does by default, in place of timing some of them."""
 
     display_name = "Flow-untimed"
+    tunes = "never"
 
     def build(self, task: Task) -> FlowTraining:
         import framework as flow

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flowbench.cell import Case
-from flowbench.engine import Batch, Engine, Event, StepProfile, Task, Training, ranks_refusal
+from flowbench.cell import Case, Device
+from flowbench.engine import Batch, Engine, Event, StepProfile, Task, Training, Tunes, ranks_refusal
 
 
 class TorchTraining(Training):
@@ -24,8 +24,10 @@ class TorchTraining(Training):
         self._on_gpu = self.device != "cpu"
         if self._on_gpu:
             _open_gpu(torch, self.device, task.gpu_memory_limit_bytes)
-        self._model = build_model(task.cell.model, {name: array.shape for name, array in task.weights.items()})
-        self._model.load_state_dict({name: torch.from_numpy(np.array(array)) for name, array in task.weights.items()})
+        with torch.device("meta"):  # weights that are replaced at once need not be drawn
+            self._model = build_model(task.cell.model, {name: array.shape for name, array in task.weights.items()})
+        weights = {name: torch.from_numpy(array).clone() for name, array in task.weights.items()}
+        self._model.load_state_dict(weights, assign=True)
         self._model.train()
         memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self._model.to(self.device, memory_format=memory_format)
@@ -110,6 +112,16 @@ class TorchEager(Engine):
     devices = ("cpu", "cuda")
     channels_last = False
     autotuned = False
+    tunes: Tunes = "never"
+
+    def load(self, device: Device) -> None:
+        super().load(device)
+        import torch
+
+        # The first optimizer imports what compiles models: more than PyTorch itself.
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+        if device == "cuda":
+            torch.cuda.is_available()
 
     def open(self, task: Task) -> None:
         if task.device == "cpu":
@@ -155,6 +167,7 @@ class TorchEagerBenchmark(TorchEager):
 
     display_name = "PyTorch-benchmark"
     autotuned = True
+    tunes = "always"
 
 
 class TorchChannelsLastBenchmark(TorchChannelsLast):
@@ -162,6 +175,7 @@ class TorchChannelsLastBenchmark(TorchChannelsLast):
 
     display_name = "PyTorch-NHWC-benchmark"
     autotuned = True
+    tunes = "always"
 
 
 class TorchChannelsLastStatic(TorchChannelsLast):

@@ -55,7 +55,7 @@ class ComparisonSession(Session):
         counters: Callable[[], Counters] = read_counters,
     ) -> None:
         super().__init__(path, document, watcher)
-        self._places, self._counters = places, counters
+        self._places, self._clocks = places, counters
         # Of a sitting that is gone on with: its rounds so far, and their time, which the wall cap counts too.
         spent_s = {self._round_of(sample): sample.wall_s for sample in document.samples}
         self._rounds, self._began = len(spent_s), self._began - sum(spent_s.values())
@@ -121,9 +121,9 @@ class ComparisonSession(Session):
         left = [*turns, *(turn for one in later for turn in self._turns(*one, sides))]
         self._watcher.turn(turns[0], self._rounds, self._rounds + len(later), self._left_s(left))
         for _ in range(_MOST_SLEEPS):
-            kept, before = self.document, self._counters()
-            self.measure(turns)
-            slept = slept_s(before, self._counters())
+            kept, before = self.document, self._clocks()
+            self.measure(turns, [self._turns(*one, sides) for one in later if self._is_sure(pair, one[1])])
+            slept = slept_s(before, self._clocks())
             if slept <= SLEPT_S:
                 return
             message = f"the machine slept for {slept:.0f} s in round {pair + 1}, which was measured anew"
@@ -138,6 +138,12 @@ class ComparisonSession(Session):
         cells = [cell for cell in cells if not sides or self.document.engine(cell.engine).side in sides]
         order = cells if pair % 2 == 0 else cells[::-1]
         return [Turn(cell, pair, position) for position, cell in enumerate(order)]
+
+    def _is_sure(self, pair: int, later: int) -> bool:
+        """Whether no narrow interval that is found in the rounds of `pair` makes one of the pair `later` needless."""
+        plan = comparison_of(self.document)
+        confirms = later >= self.document.protocol.pairs - plan.confirmation_pairs
+        return later < max(plan.least_pairs, pair + 1) or confirms
 
     def _round_of(self, sample: Sample) -> tuple[Case, int]:
         return self.document.by_key[sample.cell].case, sample.pair

@@ -1,7 +1,7 @@
 """Ends processes for certain: children, their children, and those that hid in a session of their own.
 
 Every process of a sitting carries a mark in its environment, inherited by whatever it starts. A process group can be left
-and a parent can die; the mark stays.
+and a parent can die; the mark stays. A mark may have parts: `SITTING/ROUND` is one of SITTING's.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ def end_marked(mark: str, patience_s: float = 5.0) -> list[str]:
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The living processes that carry `mark`, other than this one: pid and command line."""
+    """The living processes that carry `mark`, or a part of it, other than this one: pid and command line."""
     wanted = f"{MARK}={mark}".encode()
     found = {}
     for directory in Path("/proc").glob("[0-9]*"):
         pid = int(directory.name)
         try:
-            if pid == os.getpid() or wanted not in (directory / "environ").read_bytes().split(b"\0"):
+            if pid == os.getpid() or not _carries((directory / "environ").read_bytes(), wanted):
                 continue
             command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
         except OSError:
@@ -98,6 +98,10 @@ def marked(mark: str) -> dict[int, str]:
         if command:  # a process that has ended and waits to be collected has none
             found[pid] = command
     return found
+
+
+def _carries(environment: bytes, mark: bytes) -> bool:
+    return any(entry == mark or entry.startswith(mark + b"/") for entry in environment.split(b"\0"))
 
 
 def last_words(tail: bytes) -> str:

@@ -49,17 +49,15 @@ class GroupResult:
 
 
 class RankGroup:
-    """The ranks of one job. `start` it, `advance` and `release` it in turn until it is over, `close` it, take its `result`."""
+    """The ranks of one job. `start` it, `advance` and `release` it in turn until it is over, `close` it, take its `result`.
 
-    def __init__(
-        self,
-        job: Job,
-        mark: str,
-        silence_s: float | None,
-        on_step: Callable[[int], None],
-        on_look: Callable[[Phase], None],
-    ) -> None:
-        self._job, self._mark, self._silence_s, self._on_step, self._on_look = job, mark, silence_s, on_step, on_look
+    `on_step` is told the steps of rank 0, `on_look` its phase whenever the ranks are looked at; both may be set at any time.
+    """
+
+    def __init__(self, job: Job, mark: str, silence_s: float | None) -> None:
+        self._job, self._mark, self._silence_s = job, mark, silence_s
+        self.on_step: Callable[[int], None] = lambda step: None
+        self.on_look: Callable[[Phase], None] = lambda phase: None
         self._ranks: list[RankProcess] = []
         self._selector = selectors.DefaultSelector()
         self._error: str | None = None
@@ -84,7 +82,7 @@ class RankGroup:
         """Has the ranks started by a launcher, and waits until they have called."""
         environment = rank_environment(0, self._job, self._mark, 0)
         self._launched = Launched(launcher, self._job.launcher_options, self._job.cell.world_size, environment)
-        calls = self._launched.calls(lambda: self._on_look("start"))
+        calls = self._launched.calls(lambda: self.on_look("start"))
         if isinstance(calls, str):
             self._error = calls + last_words(self._launched.tail)
             return
@@ -109,9 +107,10 @@ class RankGroup:
         """Until all ranks wait to be released: true; or until all are done or one has failed, whose group is ended: false."""
         looked = time.monotonic()
         while self._error is None and any(rank.process.poll() is None for rank in self._ranks):
-            for key, _ in self._selector.select(timeout=0.1):
+            # Of a process that is ending no pipe says when it has ended.
+            for key, _ in self._selector.select(timeout=0.1 if self._selector.get_map() else 0.01):
                 self._read(key.data, key.fd)
-            self._on_look(self._ranks[0].last.phase)
+            self.on_look(self._ranks[0].last.phase)
             looked = self._allow_for_standstill(looked)
             self._check()
             if self._error is None and all(rank.waits for rank in self._ranks):
@@ -131,6 +130,16 @@ class RankGroup:
             rank.heard = time.monotonic()
             rank.waits = False
             self._send(rank, b"go\n")
+
+    @property
+    def has_results(self) -> bool:
+        """Whether all ranks have told what they measured: they wait to be let go, or are gone."""
+        return all(rank.result is not None for rank in self._ranks)
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the ranks, or of what launches them."""
+        return [rank.process.pid for rank in self._ranks]
 
     @property
     def clean(self) -> bool:
@@ -202,7 +211,7 @@ class RankGroup:
             if rank.last.step is not None:
                 rank.longest_step_s = max(rank.longest_step_s, now - rank.heard)
             if rank.number == 0:
-                self._on_step(event.step)
+                self.on_step(event.step)
         rank.heard = now
         rank.last = event
         rank.waits = event.phase == "barrier"

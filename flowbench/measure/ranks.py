@@ -25,54 +25,91 @@ def run_group(
     `on_look` is called several times a second, and whenever a rank speaks, with the phase of rank 0. Whatever happens, an
     interruption too, no process of the group is left. `silence_s` replaces the derived limits.
     """
-    (result,) = run_in_turns([job], mark, silence_s, [on_step], on_look)
+    (result,) = Round([job], mark, silence_s).run([on_step], on_look)
     return result
 
 
-def run_in_turns(
-    jobs: Sequence[Job],
-    mark: str,
-    silence_s: float | None = None,
-    on_steps: Sequence[Callable[[int], None]] = (),
-    on_look: Callable[[Phase], None] = lambda phase: None,
-) -> list[GroupResult]:
-    """Run one group per job, all alive together, of which only one works at a time: what disturbs one disturbs all.
+class Round:
+    """One group per job, all alive together, of which only one works at a time: what disturbs one disturbs all.
 
-    Up to their first barrier, before they build, all work at once. From then on they go from one barrier to the next in
-    turns: forwards, then backwards, and so on. `on_steps` has a function per job.
+    `start` it ahead of time, or `run` it at once; `close` one that is not run. Its processes carry `mark`, which no others do.
     """
-    groups = [
-        RankGroup(job, mark, silence_s, tell, on_look)
-        for job, tell in zip(jobs, on_steps or [_ignore] * len(jobs), strict=True)
-    ]
-    try:
-        for group in groups:
+
+    def __init__(self, jobs: Sequence[Job], mark: str, silence_s: float | None = None) -> None:
+        self._mark = mark
+        self._groups = [RankGroup(job, mark, silence_s) for job in jobs]
+        self._ready: list[RankGroup] | None = None
+        self._started = False
+
+    def start(self) -> None:
+        """Start all ranks, and come back at once; each goes on until it has done all that takes no GPU."""
+        self._started = True
+        for group in self._groups:
             group.start()
-        waiting = [group for group in groups if group.advance()]
-        while waiting:
-            order = waiting
-            waiting = []
-            for group in order:
-                group.release()
-                if group.advance():
-                    waiting.append(group)
-            waiting.reverse()
-    finally:
-        left_behind = _end(groups, mark)
-    return [group.result(left_behind) for group in groups]
+
+    def get_ready(self) -> None:
+        """Wait until all ranks have done so: now they sleep until `run`."""
+        self._ready = [group for group in self._groups if group.advance()]
+
+    def run(
+        self,
+        on_steps: Sequence[Callable[[int], None]] = (),
+        on_look: Callable[[Phase], None] = lambda phase: None,
+        *,
+        build_together: bool = False,
+    ) -> list[GroupResult]:
+        """Run the groups to their end; `on_steps` has a function per job.
+
+        All open the GPU at the same time, and end at the same time; with `build_together` they also build and take their first
+        step at the same time. In between they go from one barrier to the next in turns: forwards, then backwards, and so on.
+        """
+        for index, group in enumerate(self._groups):
+            group.on_look = on_look
+            group.on_step = on_steps[index] if on_steps else group.on_step
+        try:
+            if not self._started:
+                self.start()
+            if self._ready is None:
+                self.get_ready()
+            opened = _all_on(self._ready or ())
+            built = _all_on(opened) if build_together else [group for group in opened if _all_on([group])]
+            _all_on(_in_turns(built))
+        finally:
+            left_behind = self.close()
+        return [group.result(left_behind) for group in self._groups]
+
+    def close(self) -> tuple[str, ...]:
+        """Kill what still runs; returns the command lines of processes that outlived ranks which ended by themselves."""
+        clean = all(group.clean for group in self._groups)
+        until = time.monotonic() + LEFT_BEHIND_S
+        while clean and marked(self._mark) and time.monotonic() < until:
+            time.sleep(0.02)  # helpers of an engine end when they see that it is gone
+        left_behind = end_marked(self._mark)
+        for group in self._groups:
+            group.close()
+        return tuple(left_behind) if clean else ()
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of all ranks that were started."""
+        return [pid for group in self._groups for pid in group.process_ids]
 
 
-def _ignore(step: int) -> None:
-    """Nobody is told of the step."""
-
-
-def _end(groups: Sequence[RankGroup], mark: str) -> tuple[str, ...]:
-    """Kill what still runs; returns the command lines of processes that outlived ranks which ended by themselves."""
-    clean = all(group.clean for group in groups)
-    until = time.monotonic() + LEFT_BEHIND_S
-    while clean and marked(mark) and time.monotonic() < until:
-        time.sleep(0.02)  # helpers of an engine end when they see that it is gone
-    left_behind = end_marked(mark)
+def _all_on(groups: Sequence[RankGroup]) -> list[RankGroup]:
+    """Let all groups go on to their next barrier at the same time; returns those that came there."""
     for group in groups:
-        group.close()
-    return tuple(left_behind) if clean else ()
+        group.release()
+    return [group for group in groups if group.advance()]
+
+
+def _in_turns(waiting: Sequence[RankGroup]) -> list[RankGroup]:
+    """Let one group at a time go on to its next barrier, until each has its results or has failed; returns the former."""
+    finished: list[RankGroup] = []
+    while waiting:
+        order, waiting = waiting, []
+        for group in order:
+            group.release()
+            if group.advance():
+                (finished if group.has_results else waiting).append(group)
+        waiting.reverse()
+    return finished

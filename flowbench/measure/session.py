@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from flowbench.cell import Cell
+from flowbench.engine_registry import load_engine
 from flowbench.measure.disturbance import Counters, disturbances, read_counters
 from flowbench.measure.gpu_memory import foreign_memory
 from flowbench.measure.gpus import GpuWatch, gpu_disturbances
 from flowbench.measure.guard import Guard
 from flowbench.measure.processes import end_marked
 from flowbench.measure.rank_group import GroupResult
-from flowbench.measure.ranks import run_in_turns
+from flowbench.measure.rounds_ahead import RoundsAhead
 from flowbench.measure.schedule import Turn, estimate_s, plan_turns
 from flowbench.measure.wire import Job, job_of
 from flowbench.nvml import Driver, open_driver
@@ -61,6 +62,8 @@ class Session:
         self._path, self._watcher = path, watcher
         self._began = time.monotonic()
         self._estimated_s = self._spent_s = 0.0
+        machine, timeout_s = document.machine, document.protocol.timeout_s
+        self._ahead = RoundsAhead(self.job, document.run_id, timeout_s, machine.usable_cores, machine.memory_bytes)
         self._driver: Driver | None = None
         if document.on_gpu:
             self._open_driver()
@@ -85,6 +88,7 @@ class Session:
                 self.finish("interrupted", "stopped by the user or the system")
                 raise
             finally:
+                self._ahead.close()
                 end_marked(run_id)
         return self.document
 
@@ -102,7 +106,8 @@ class Session:
                 return
             round_of = (turn.cell.case, turn.pair)
             self._watcher.turn(turn, index + 1, len(missing), self._left_s(missing[index:]))
-            self.measure([turn])
+            lost = given_up(self.document.samples)
+            self.measure([turn], [[later] for later in missing[index + 1 :] if later.cell.key not in lost])
         self.finish("complete", None)
 
     def finish(self, how: Literal["complete", "interrupted", "wall_cap"], reason: str | None) -> None:
@@ -115,21 +120,22 @@ class Session:
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         self.write(not_measured=(*before, *left_out), ending=Ending(how, finished, reason))
 
-    def measure(self, turns: Sequence[Turn]) -> None:
-        """Measure turns of one round and case: one alone, or several whose groups take turns step by step."""
+    def measure(self, turns: Sequence[Turn], later: Sequence[Sequence[Turn]] = ()) -> None:
+        """Measure turns of one round and case: one alone, or several whose groups take turns step by step.
+
+        `later` are the rounds that are sure to follow, unless something fails: some may be started now.
+        """
         first, protocol = turns[0], self.document.protocol
         watch = None
         if self._driver and first.cell.device == "cuda":
             watch = GpuWatch(self._driver, range(first.cell.world_size))
-        started, before = datetime.now(UTC).isoformat(timespec="milliseconds"), read_counters()
-        results = run_in_turns(
-            [self.job(turn) for turn in turns],
-            self.document.run_id,
-            protocol.timeout_s,
+        started, before = datetime.now(UTC).isoformat(timespec="milliseconds"), self._counters()
+        results = self._ahead.take(turns, later).run(
             [self._watcher.step, *(lambda step: None for _ in turns[1:])],
             watch.look if watch else lambda phase: None,
+            build_together=first.cell.device == "cuda" and not any(map(self._may_tune, turns)),
         )
-        after = read_counters()
+        after = self._counters()
         gpus = watch.finish() if watch else ()
         wall_s = after.wall_s - before.wall_s
         self._estimated_s += sum(estimate_s(turn.cell, protocol.steps + protocol.warmup) for turn in turns)
@@ -145,6 +151,16 @@ class Session:
         self.write(samples=samples, findings=findings, engines=engines)
         for sample in samples[-len(taken) :]:
             self._watcher.sample(sample)
+
+    def _may_tune(self, turn: Turn) -> bool:
+        """Whether the turn's engine may time algorithms while it builds."""
+        tunes = load_engine(self.document.engine(turn.cell.engine).registered_name).tunes
+        return tunes == "always" or (tunes == "once" and not self.document.samples_of(turn.cell))
+
+    def _counters(self) -> Counters:
+        """The counters now, where what waits for its round counts as ours too."""
+        counters = read_counters()
+        return replace(counters, ours_s=counters.ours_s + self._ahead.cpu_s())
 
     def job(self, turn: Turn) -> Job:
         """What the ranks of a turn are to do."""

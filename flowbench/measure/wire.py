@@ -12,15 +12,17 @@ from flowbench.record.profile import Profile
 from flowbench.record.run import RunDocument
 from flowbench.record.sample import RankSample
 
-Phase = Literal["start", "import", "data", "build", "warm-up", "barrier", "steps", "end"]
+Phase = Literal["start", "import", "data", "barrier", "open", "build", "warm-up", "steps", "end", "exit"]
 
 
 @dataclass(frozen=True)
 class Job:
     """What a rank is to do; the first line it reads. `go` follows each time that all ranks wait at the barrier.
 
-    With `steps_per_turn` the rank waits before it builds, and after every so many timed steps, while others have their turn;
-    then each turn begins with `untimed_per_turn` steps that do not count, as others have emptied the caches.
+    The rank waits when it has done all that takes no GPU, before it builds, after its first step, before the timed steps, and
+    before it ends. With `steps_per_turn` it opens the GPU before the second of these, and waits after every so many timed steps
+    too, while others have their turn; then each turn begins with `untimed_per_turn` steps that do not count, as others have
+    emptied the caches.
     `side` names the side of a comparison that the cell's engine stands for: `NAME@SIDE`. The parent has put `import_path`, a
     folder of packages, before all others. `slowdown` makes each step longer by this fraction; `cores` are the only ones used.
     With `profile`, all ranks run one more step after the warm-up, op by op, and rank 0 tells what it saw.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import importlib
 import math
 import os
 import sys
@@ -77,7 +76,10 @@ class Rank:
         training, held_before = self._build(job, engine, meter)
         self._enter("warm-up")
         losses: list[float | None] = []
-        warmup_ms = self._steps(training, meter, losses, range(job.warmup))
+        warmup_ms = self._steps(training, meter, losses, range(min(job.warmup, 1)))
+        self._wait()
+        self._enter("warm-up")
+        warmup_ms += self._steps(training, meter, losses, range(1, job.warmup))
         if job.profile:
             self._profile(training, job)
         if job.slowdown:
@@ -109,6 +111,8 @@ class Rank:
                 memory=memory,
             )
         )
+        self._wait()  # a process that ends gives its memory back, which is work for the device and the host
+        self._enter("exit")
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
@@ -123,11 +127,11 @@ class Rank:
         """Until the parent lets this rank go on: all other ranks wait too, and it is this group's turn."""
         self._enter("barrier")
         if self._commands.readline() != b"go\n":
-            raise RuntimeError("the parent went away before the timed steps")
+            raise RuntimeError("the parent went away while this rank waited for its turn")
 
     def _build(self, job: Job, engine: Engine, meter: ResidentMeter) -> tuple[Training, int]:
         """The training, and what was resident just before its weights were made."""
-        importlib.import_module(engine.library)
+        engine.load(job.cell.device)
         self.tell(library_version=str(engine.version())[:200])
         self._enter("data")
         cell = job.cell
@@ -144,10 +148,11 @@ class Rank:
             local_rank=job.local_rank,
             gpu_memory_limit_bytes=job.gpu_memory_limit_bytes,
         )
+        self._wait()  # up to here others of later rounds may have come too: from here on only those of this round are at work
         if job.steps_per_turn:
-            # All at once, as far as nothing is measured: building takes turns, since it may time algorithms.
+            self._enter("open")
             engine.open(task)
-            self._wait()
+        self._wait()
         self._enter("build")
         return engine.build(task), held_before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from toy_engine import ToyEngine, ToyTraining
 
+from flowbench.cell import Device
 from flowbench.engine import Batch, Task
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(1000)"]
@@ -155,18 +157,39 @@ class Waits(ToyEngine):
 
 
 class NotesItsSetup(ToyEngine):
-    """Appends to a file that it was opened, and that it built."""
+    """Appends to a file what it does but for steps after the first. While it builds it waits until so many others do."""
+
+    def load(self, device: Device) -> None:
+        super().load(device)
+        self._note("load")
+        atexit.register(self._note, "exit")
 
     def open(self, task: Task) -> None:
         self._note("open")
 
     def build(self, task: Task) -> ToyTraining:
         self._note("build")
-        return ToyTraining(task)
+        while self._notes().count("build") < int(os.environ.get("ODD_BUILDERS", "0")):
+            time.sleep(0.01)
+        engine = self
+
+        class Training(ToyTraining):
+            def step(self, index: int) -> None:
+                super().step(index)
+                if index == 0:
+                    engine._note("step")
+
+            def close(self) -> None:
+                engine._note("close")
+
+        return Training(task)
 
     def _note(self, what: str) -> None:
         with open(os.environ["ODD_SETUP_FILE"], "a") as file:
             file.write(f"{what}\n")
+
+    def _notes(self) -> list[str]:
+        return Path(os.environ["ODD_SETUP_FILE"]).read_text().split()
 
 
 class SecondRankRaises(ToyEngine):

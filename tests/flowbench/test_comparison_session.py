@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from flowbench.measure.disturbance import Counters
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.rank_group import GroupResult
+from flowbench.measure.ranks import Round
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Watcher
 from flowbench.record import store
@@ -51,7 +52,7 @@ class MadeUp(ComparisonSession):
         super().__init__(path, document, places, watcher, lambda: Counters(0, 0, 0, 0, 0))
         self.outcome, self.most_rounds, self.measured = outcome, most_rounds, 0
 
-    def measure(self, turns: list[Turn]) -> None:
+    def measure(self, turns: Sequence[Turn], later: Sequence[Sequence[Turn]] = ()) -> None:
         self.measured += 1
         self.write(samples=(*self.document.samples, *(made_up(turn, self.outcome(turn)) for turn in turns)))
 
@@ -172,7 +173,7 @@ def test_a_round_that_the_machine_sleeps_through_again_and_again_closes_its_case
     path = store.create(tmp_path, document)
     sitting = MadeUp(path, document, lambda turn: 10.0, 1000, Listening())
     readings = iter(range(0, 1000, 60))
-    sitting._counters = lambda: Counters(0, 0, 0, 0, 0, next(readings))
+    sitting._clocks = lambda: Counters(0, 0, 0, 0, 0, next(readings))
     sitting.run()
     assert sitting.document.samples == ()
     assert sitting.measured == comparison_session._MOST_SLEEPS
@@ -186,7 +187,8 @@ def test_what_disturbs_a_round_is_told_once(tmp_path: Path, monkeypatch: pytest.
     memory = Memory(None, None, 2**20, 2**20)
     rank = RankSample(0, 1, "cpu", (), (10.0,) * 5, (1.0,) * 5, memory)
     result = GroupResult((rank,), None, ("a remark",), None, ("python a child",))
-    monkeypatch.setattr(session, "run_in_turns", lambda jobs, *_: [result] * len(jobs))
+    monkeypatch.setattr(Round, "start", lambda _: None)
+    monkeypatch.setattr(Round, "run", lambda *_, **__: [result] * len(document.cells))
     readings = iter([Counters(0, 0, 0, 0, 0), Counters(1, 1000, 0, 0, 0)])
     monkeypatch.setattr(session, "read_counters", lambda: next(readings))
     sides = dict.fromkeys(("base", "head", "canary"), Place())

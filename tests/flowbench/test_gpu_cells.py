@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,10 @@ from flowbench.errors import FlowbenchError
 from flowbench.measure import session
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.progress import ProgressDisplay
+from flowbench.measure.rank_group import GroupResult
+from flowbench.measure.ranks import Round
 from flowbench.measure.resumption import check_resumable
+from flowbench.measure.schedule import Turn
 from flowbench.measure.session import run_session
 from flowbench.measure.worker import HOST_STEPS
 from flowbench.record import machine, store
@@ -194,3 +198,27 @@ def test_more_ranks_than_gpus_are_listed_with_the_reason(monkeypatch: pytest.Mon
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert len(planned("toy-gpu", reference="toy-gpu", world_sizes=(2,), launcher="srun").cells) == 1
     assert any("world size=2" in missing.what for missing in plan_run(Request(preset="gpu"), ("test",)).not_measured)
+
+
+@pytest.mark.parametrize(
+    ("tunes", "together"),
+    [("never", [True, True]), ("once", [False, True]), ("always", [False, False])],
+)
+def test_those_that_may_tune_build_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunes: str, together: list[bool]
+) -> None:
+    document = planned("toy-gpu", reference="none")
+    document = replace(document, protocol=replace(document.protocol, pairs=2))
+    sitting = session.Session(store.create(tmp_path, document), document, ProgressDisplay(document))
+    seen: list[bool] = []
+
+    def run(self: Round, *_: object, build_together: bool) -> list[GroupResult]:
+        seen.append(build_together)
+        self.close()
+        return [GroupResult((), "not run", (), None, ())]
+
+    monkeypatch.setattr(Round, "run", run)
+    monkeypatch.setattr(session, "load_engine", lambda _: SimpleNamespace(tunes=tunes))
+    for pair in range(2):
+        sitting.measure([Turn(document.cells[0], pair, 0)])
+    assert seen == together

@@ -16,7 +16,7 @@ from flowbench.measure import rank_group
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.processes import marked
 from flowbench.measure.rank_group import GroupResult
-from flowbench.measure.ranks import run_group, run_in_turns
+from flowbench.measure.ranks import Round, run_group
 from flowbench.measure.wire import Job, Phase, RankState
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -37,20 +37,35 @@ def test_all_ranks_are_recorded_each_with_data_of_its_own() -> None:
     assert len({rank.losses for rank in result.ranks}) == 3
 
 
-def test_those_that_take_turns_open_together_and_build_one_after_the_other(
+def test_those_that_take_turns_open_and_end_together_and_build_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     notes = tmp_path / "notes"
     monkeypatch.setenv("ODD_SETUP_FILE", str(notes))
     case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 1)
     job = Job(Cell.of(case, "toy-setup"), 0, 3, 1, 0, 1e-4, 0.9)
-    results = run_in_turns([replace(job, steps_per_turn=1)] * 3, MARK)
+    results = Round([replace(job, steps_per_turn=1)] * 3, MARK).run()
     assert [result.error for result in results] == [None] * 3
-    assert notes.read_text().split() == ["open"] * 3 + ["build"] * 3
+    assert notes.read_text().split() == (
+        ["load"] * 3 + ["open"] * 3 + ["build", "step"] * 3 + ["close"] * 3 + ["exit"] * 3
+    )
     notes.unlink()
     # Alone there is nobody to open together with.
-    run_in_turns([job], MARK)
-    assert notes.read_text().split() == ["build"]
+    run_group(job, MARK)
+    assert notes.read_text().split() == ["load", "build", "step", "close", "exit"]
+
+
+def test_those_that_tune_nothing_build_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("ODD_SETUP_FILE", str(notes))
+    monkeypatch.setenv("ODD_BUILDERS", "3")  # none of them goes on before all three build
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 1)
+    job = Job(Cell.of(case, "toy-setup"), 0, 3, 1, 0, 1e-4, 0.9, steps_per_turn=1)
+    results = Round([job] * 3, MARK, silence_s=30).run(build_together=True)
+    assert [result.error for result in results] == [None] * 3
+    assert notes.read_text().split() == [
+        word for word in ("load", "open", "build", "step", "close", "exit") for _ in "abc"
+    ]
 
 
 def test_a_late_and_slow_rank_is_waited_for_and_shows() -> None:
