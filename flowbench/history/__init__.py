@@ -57,7 +57,7 @@ def import_files(
             lines.append(f"{name}: nothing to import")
             continue
         is_new = archive.add_imported(one.digest, one.points)
-        cells = len({(point.label, point.gpu) for point in one.points})
+        cells = len({(point.label, point.machine) for point in one.points})
         what = f"{counted(len(one.points), 'point')} of {counted(cells, 'cell')} from {counted(one.comments, 'text')}"
         lines.append(f"{name}: {what}" + ("" if is_new else "; they were there already"))
     return "\n".join(lines), remarks

@@ -13,7 +13,7 @@ from typing import Any
 from flowbench.codec import CodecError, decode, encode
 from flowbench.errors import FlowbenchError
 from flowbench.record.points import ImportedPoint
-from flowbench.report.speed_stats_reader import parse
+from flowbench.report.speed_stats_reader import cpu_name, parse
 from flowbench.report.words import counted
 
 # A log that was pasted as it was has a time before each line.
@@ -58,7 +58,9 @@ def read(text: str, name: str, date: str | None = None, gpu: str | None = None) 
     for comment in comments:
         parsed, warnings = parse(comment.body)
         when = comment.date or _log_date(comment.body) or given
-        found, alone = _points(parsed["entries"], comment, when, parsed["gpu_name"] or gpu)
+        found, alone = _points(
+            parsed["entries"], comment, when, _machine(parsed["gpu_name"], cpu_name(comment.body), gpu)
+        )
         points += found
         without_time += alone
         contradictions += [f"{comment.source}: {warning}" for warning in warnings]
@@ -120,7 +122,7 @@ def _flattened(values: Iterator[Any]) -> Iterator[Any]:
 
 
 def _points(
-    entries: list[dict[str, Any]], comment: _Comment, date: str | None, gpu: str | None
+    entries: list[dict[str, Any]], comment: _Comment, date: str | None, machine: dict[str, str | None]
 ) -> tuple[list[ImportedPoint], int]:
     """The points of one comment, and how many relative speeds in it belong to none of them."""
     points: list[ImportedPoint] = []
@@ -134,7 +136,7 @@ def _points(
             if words in stated and entry["total"] is not None:
                 repeated.add(len(points))
             stated.add(words)
-            points.append(_point(entry, len(points), comment, date, gpu))
+            points.append(_point(entry, len(points), comment, date, machine))
         elif entry["kind"] == "relative":
             subjects = [index for index in range(case, len(points)) if _is_subject(points[index], entry)]
             if len(points) - case < 2 or len(subjects) != 1:
@@ -157,18 +159,27 @@ def _with_relative(point: ImportedPoint, value: float) -> ImportedPoint:
     return decode(ImportedPoint, encode(point) | {"relative_speed": value or None})
 
 
-def _point(entry: dict[str, Any], position: int, comment: _Comment, date: str | None, gpu: str | None) -> ImportedPoint:
+def _machine(gpu: str | None, cpu: str | None, given_gpu: str | None) -> dict[str, str | None]:
+    """Where a text was measured: on the GPU or the CPU that it names, else on the GPU that the caller gives."""
+    if gpu is None and cpu is None:
+        gpu = given_gpu
+    return {"gpu": gpu and gpu[:200], "cpu": None if gpu else cpu and cpu[:200]}
+
+
+def _point(
+    entry: dict[str, Any], position: int, comment: _Comment, date: str | None, machine: dict[str, str | None]
+) -> ImportedPoint:
     case = ("input_shape", "num_workers", "backward", "ddp", "world_size", "broadcast_buffers", "times")
     tree = {name: entry[name] for name in case} | {
         "source": comment.source,
         "position": position,
         "author": comment.author,
         "date": date,
-        "gpu": gpu and gpu[:200],
         "framework": entry["framework"][:200],
         "model": entry["model"] and entry["model"][:200],
         "time_ms": entry["mean"] * (1.0 if entry["unit"] == "ms" else 1000.0),
         "relative_speed": None,
+        **machine,
     }
     try:
         return decode(ImportedPoint, tree)

@@ -79,10 +79,10 @@ def imported_series(points: Iterable[ImportedPoint]) -> tuple[Series, ...]:
     """The series of imported points; those whose date is not known come first, in the order they were given."""
     groups: dict[tuple[str, str], list[ImportedPoint]] = {}
     for point in points:
-        groups.setdefault((point.label, point.gpu or "unknown machine"), []).append(point)
+        groups.setdefault((point.label, point.machine), []).append(point)
     return tuple(
-        Series(label, label, gpu, True, tuple(map(_imported, sorted(members, key=lambda point: point.instant))))
-        for (label, gpu), members in groups.items()
+        Series(label, label, machine, True, tuple(map(_imported, sorted(members, key=lambda point: point.instant))))
+        for (label, machine), members in groups.items()
     )
 
 

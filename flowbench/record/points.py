@@ -49,7 +49,7 @@ class ImportedPoint:
     """One time of an old Speed stats comment: what the text says, in ms. Nothing of it was measured by this tool.
 
     `source` is where it was read: a comment's address, or the file's name; `position` is its place among the times there.
-    `date` is null where nothing told it.
+    `date` is null where nothing told it; `cpu` names the machine where the text has no GPU.
     """
 
     source: Text
@@ -68,11 +68,17 @@ class ImportedPoint:
     time_ms: Positive
     times: Annotated[int, Limit(minimum=0)] | None
     relative_speed: Positive | None
+    cpu: Name | None = None
 
     @property
     def instant(self) -> datetime:
         """The instant of its date, to sort by: before all others where there is none."""
         return instant(self.date) if self.date else datetime.min.replace(tzinfo=UTC)
+
+    @property
+    def machine(self) -> str:
+        """What it was taken on, as far as the text tells."""
+        return self.gpu or self.cpu or "unknown machine"
 
     @property
     def label(self) -> str:

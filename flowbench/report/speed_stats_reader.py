@@ -24,6 +24,7 @@ _LONGEST_ENTRY = 4000
 _NUMBER = r"([0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?)"
 _FIGURE = _NUMBER + r" ?(ms|s)?(?![\w.])"
 _DEVICE = re.compile(r"GPU Name\s*:(.*)", re.IGNORECASE)
+_CPU = re.compile(r"CPU Name\s*:(.*)", re.IGNORECASE)
 _TIME = re.compile(rf"\stime:\s*{_FIGURE}\s*\(\s*=\s*{_FIGURE}\s*/\s*([0-9]{{1,15}})(?![\w.])")
 _SHORT_TIME = re.compile(rf"(\w[^\s:]*):\s*{_NUMBER} ?(ms|s)")
 _RELATIVE = re.compile(rf"relative speed\s*:\s*{_NUMBER}(?![\w.])\s*", re.IGNORECASE)
@@ -63,6 +64,12 @@ def parse(text: str) -> tuple[dict[str, Any], list[str]]:
             entries.append(entry | {"mark": line.mark})
         warnings += [f"line {line.number}: {complaint}" for complaint in complaints]
     return {"gpu_name": gpu_name, "entries": entries}, warnings
+
+
+def cpu_name(text: str) -> str | None:
+    """The CPU that a Speed stats text names, which it does where it was measured without a GPU."""
+    named = (_CPU.fullmatch(line.body) for line in _without_traces(list(_lines(text))))
+    return next((name[1].strip() for name in named if name and name[1].strip()), None)
 
 
 def _lines(text: str) -> Iterator[_Line]:

@@ -47,6 +47,15 @@ def test_a_text_becomes_points_with_gpu_cell_and_times() -> None:
     assert read.remarks == ()
 
 
+def test_a_text_of_a_cpu_names_its_machine_which_no_gpu_given_for_others_replaces() -> None:
+    text = TEXT.replace("GPU Name: GeForce GTX 1080", "CPU Name: A CPU, 2 cores")
+    points = imported.read(text, "old.txt", gpu="another GPU").points
+    assert {(point.gpu, point.cpu, point.machine) for point in points} == {(None, "A CPU, 2 cores", "A CPU, 2 cores")}
+    nowhere = text.replace("CPU Name: A CPU, 2 cores", "")
+    assert {point.machine for point in imported.read(nowhere, "old.txt").points} == {"unknown machine"}
+    assert {point.machine for point in imported.read(nowhere, "old.txt", gpu="a GPU").points} == {"a GPU"}
+
+
 def test_a_reference_that_stands_before_each_engine_is_one_point() -> None:
     head = "GPU Name: V100\n\nPyTorch resnet50 time: 140.1ms (= 7005.0ms / 50, input_shape=[16, 3, 224, 224], backward is enabled)\n"
     other = TEXT.splitlines()[4].replace("OneFlow", "Other").replace("128.0", "140.1").replace("6400.0", "7005.0")
