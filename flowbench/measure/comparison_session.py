@@ -71,6 +71,7 @@ class ComparisonSession(Session):
             if any(measured == case for measured, _ in done):
                 self._close_where_done(case, sum(measured == case for measured, _ in done))
         for pair in range(sampling):
+            self._make_room(pair)
             for case in self._open_cases():
                 if (case, pair) in done:
                     continue
@@ -138,6 +139,27 @@ class ComparisonSession(Session):
         cells = [cell for cell in cells if not sides or self.document.engine(cell.engine).side in sides]
         order = cells if pair % 2 == 0 else cells[::-1]
         return [Turn(cell, pair, position) for position, cell in enumerate(order)]
+
+    def _make_room(self, pair: int) -> None:
+        """Close cases, those of the longest rounds first, where the cap has no time for the least pairs of all: for the others.
+
+        How long a round takes is known after the first without the reference.
+        """
+        least, cap_s = comparison_of(self.document).least_pairs, self.document.protocol.wall_cap_s
+        if pair not in range(REFERENCE_ROUNDS + 1, least):
+            return
+        last_round_s = {self.document.by_key[sample.cell].case: sample.wall_s for sample in self.document.samples}
+        open_cases = sorted(self._open_cases(), key=lambda case: last_round_s.get(case, 0.0))
+        while len(open_cases) > 1:
+            needed_s = (least - pair) * sum(last_round_s.get(case, 0.0) for case in open_cases)
+            if needed_s <= self.cap_left_s():
+                return
+            case = open_cases.pop()
+            self._close(
+                case,
+                f"the cap of {cap_s:g} s leaves no time for {least} rounds of all cases, and this one's take the longest:"
+                f" {last_round_s.get(case, 0.0):.1f} s",
+            )
 
     def _is_sure(self, pair: int, later: int) -> bool:
         """Whether no narrow interval that is found in the rounds of `pair` makes one of the pair `later` needless."""

@@ -202,15 +202,18 @@ class Session:
 
     def over_wall_cap(self, share: float = 1.0) -> bool:
         """Whether no further round may begin: `share` of the cap has passed."""
-        cap_s = self.document.protocol.wall_cap_s
-        return cap_s is not None and time.monotonic() - self._began > share * cap_s
+        return self.cap_left_s(share) < 0
+
+    def cap_left_s(self, share: float = 1.0) -> float:
+        """What is left of `share` of the cap; infinite without one."""
+        return share * (self.document.protocol.wall_cap_s or math.inf) - (time.monotonic() - self._began)
 
     def _left_s(self, turns: Iterable[Turn]) -> float:
         """The estimate, corrected by how the ones before came out; no round begins after the wall cap."""
         protocol = self.document.protocol
         ratio = self._spent_s / self._estimated_s if self._estimated_s else 1.0
         left_s = ratio * sum(estimate_s(turn.cell, protocol.steps + protocol.warmup) for turn in turns)
-        cap_left_s = (protocol.wall_cap_s or math.inf) - (time.monotonic() - self._began)
+        cap_left_s = self.cap_left_s()
         return min(left_s, cap_left_s) if cap_left_s > 0 else left_s
 
     def write(self, **changes: object) -> None:

@@ -56,8 +56,8 @@ class MadeUp(ComparisonSession):
         self.measured += 1
         self.write(samples=(*self.document.samples, *(made_up(turn, self.outcome(turn)) for turn in turns)))
 
-    def over_wall_cap(self, share: float = 1.0) -> bool:
-        return self.measured >= share * self.most_rounds
+    def cap_left_s(self, share: float = 1.0) -> float:
+        return share * self.most_rounds - self.measured - 0.5
 
 
 def made_up(turn: Turn, step_ms: float | None) -> Sample:
@@ -65,7 +65,8 @@ def made_up(turn: Turn, step_ms: float | None) -> Sample:
     memory = Memory(None, None, 2**20, 2**20)
     ranks = () if failed else (RankSample(0, 1, "cpu", (), (step_ms,) * 3, (1.0,) * 3, memory),)
     status, error = ("failed", "it broke") if failed else ("ok", None)
-    return Sample(turn.cell.key, turn.pair, turn.position, "2026-11-29T10:00:00Z", 1.0, status, error, None, ranks)
+    wall_s = turn.cell.input_shape[0] / 2
+    return Sample(turn.cell.key, turn.pair, turn.position, "2026-11-29T10:00:00Z", wall_s, status, error, None, ranks)
 
 
 def sitting(
@@ -130,6 +131,19 @@ def test_the_cap_says_how_many_rounds_each_case_has(tmp_path: Path) -> None:
     ]
     assert (document.ending.how, document.ending.reason) == ("wall_cap", "the cap of 470 s was reached")
     assert Counter(sample.pair for sample in document.samples if "head" in sample.cell) == {0: 2, 1: 1}
+
+
+@pytest.mark.parametrize(("most_rounds", "pairs"), [(10, {4: 4, 2: 6}), (14, {4: 4, 2: 8}), (15, {4: 8, 2: 7})])
+def test_where_the_cap_has_no_time_for_the_least_pairs_of_all_some_get_theirs(
+    tmp_path: Path, most_rounds: int, pairs: dict[int, int]
+) -> None:
+    document = sitting(tmp_path, noisy, replace(REQUEST, batch_sizes=(4, 2)), most_rounds)
+    heads = [document.by_key[sample.cell].input_shape[0] for sample in document.samples if "head" in sample.cell]
+    assert Counter(heads) == pairs
+    assert document.ending.how == "wall_cap"
+    assert document.comparison is not None
+    why = document.comparison.stopped[document.cases[0].key]
+    assert why.startswith("the cap of 470 s leaves no time for 6 rounds of all cases") == (pairs[4] < pairs[2])
 
 
 def test_confirming_may_take_a_quarter_more_than_the_cap(tmp_path: Path) -> None:
