@@ -137,6 +137,11 @@ class RankGroup:
         return all(rank.result is not None for rank in self._ranks)
 
     @property
+    def waits(self) -> bool:
+        """Whether all ranks live and wait to be released."""
+        return self._error is None and all(rank.waits and rank.process.poll() is None for rank in self._ranks)
+
+    @property
     def process_ids(self) -> list[int]:
         """Of the ranks, or of what launches them."""
         return [rank.process.pid for rank in self._ranks]

@@ -90,6 +90,11 @@ class Round:
         return tuple(left_behind) if clean else ()
 
     @property
+    def waits(self) -> bool:
+        """Whether all ranks live and wait to be run."""
+        return all(group.waits for group in self._groups)
+
+    @property
     def process_ids(self) -> list[int]:
         """Of all ranks that were started."""
         return [pid for group in self._groups for pid in group.process_ids]

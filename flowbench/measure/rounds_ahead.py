@@ -37,11 +37,14 @@ class RoundsAhead:
     def take(self, turns: Sequence[Turn], later: Iterable[Sequence[Turn]] = ()) -> Round:
         """The round of `turns`, to be run next. Where it has not started, it starts now, and some of `later` with it.
 
-        So many that the cores have a process each, and the memory is enough. What waits and is none of `later` is ended.
+        So many that the cores have a process each, and the memory is enough. What waits and is none of `later` is ended; what
+        was killed while it waited starts anew.
         """
         to_come = [tuple(one) for one in later]
         for outdated in self._rounds.keys() - {tuple(turns), *to_come}:
             self._rounds.pop(outdated).close()
+        if tuple(turns) in self._rounds and not self._rounds[tuple(turns)].waits:
+            self._rounds.pop(tuple(turns)).close()
         if tuple(turns) not in self._rounds:
             self._start([tuple(turns), *(one for one in to_come if one not in self._rounds)])
         return self._rounds.pop(tuple(turns))

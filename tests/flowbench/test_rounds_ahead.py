@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from flowbench.cell import Case, Cell
@@ -61,6 +64,16 @@ def test_what_will_not_come_any_more_is_ended() -> None:
     some.take(round_of(3), [round_of(4)]).close()
     assert len(marked(MARK)) == 2
     some.close()
+    assert not marked(MARK)
+
+
+def test_what_is_killed_while_it_waits_starts_anew(wait: Callable[..., None]) -> None:
+    some = ahead(cores=3)
+    some.take(round_of(0), [round_of(1)]).run()
+    victim, *_ = marked(MARK)
+    os.kill(victim, signal.SIGKILL)
+    wait(lambda: psutil.Process(victim).status() == psutil.STATUS_ZOMBIE, "the end of what was killed")
+    assert [result.error for result in some.take(round_of(1)).run()] == [None] * 2
     assert not marked(MARK)
 
 
