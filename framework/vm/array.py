@@ -47,7 +47,7 @@ class Layout:
     layouts, without looking at all the numbers in them.
     """
 
-    __slots__ = ("dtype", "nbytes", "shape", "size", "stride")
+    __slots__ = ("dtype", "nbytes", "reach_bytes", "shape", "size", "stride")
 
     def __init__(self, shape: tuple[int, ...], stride: tuple[int, ...], dtype: DType) -> None:
         self.shape = shape
@@ -55,6 +55,8 @@ class Layout:
         self.dtype = dtype
         self.size = prod(shape)
         self.nbytes = self.size * dtype.itemsize
+        # From the first element to behind the last one in memory, gaps between them included.
+        self.reach_bytes = _reach(shape, stride) * dtype.itemsize
 
     @staticmethod
     @lru_cache(maxsize=8192)
@@ -194,6 +196,15 @@ class _Addresses:
 def group(operand: Array | tuple[Array, ...]) -> tuple[Array, ...]:
     """An operand of kernels that work on many arrays at once, also where it is one."""
     return (operand,) if isinstance(operand, Array) else operand
+
+
+def _reach(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    reach = 1
+    for extent, step in zip(shape, stride, strict=True):
+        if not extent:
+            return 0
+        reach += (extent - 1) * step
+    return reach
 
 
 @lru_cache(maxsize=4096)

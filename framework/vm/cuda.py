@@ -151,7 +151,8 @@ class CudaStream(Stream):
         if not other.pointer:
             return other.sequence  # ended, and so done
         event = other.record()
-        choose(self.device)
+        if _thread.index != self.device.index:
+            choose(self.device)
         api().streamWaitEvent(self.pointer, event)
         other.recycle(event)
         # The event stands behind all that was issued there by now, so earlier and equal marks need no second one.
@@ -217,14 +218,11 @@ class CudaStream(Stream):
 
     def record(self) -> int:
         """An event behind everything issued so far; hand it to `recycle` when it is needed no more."""
-        choose(self.device)
-        runtime = api()
+        if _thread.index != self.device.index:
+            choose(self.device)
+        runtime, idle = api(), self._idle_events
         try:
-            event = (
-                self._idle_events.pop()
-                if self._idle_events
-                else runtime.eventCreateWithFlags(runtime.eventDisableTiming)
-            )
+            event = idle.pop() if idle else runtime.eventCreateWithFlags(runtime.eventDisableTiming)
             runtime.eventRecord(event, self.pointer)
         except runtime.CUDARuntimeError as error:
             raise translated(error, f"recording an event on {self.device}") from error

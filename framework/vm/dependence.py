@@ -6,12 +6,14 @@ which costs next to nothing, and the many instructions of the first stream cost 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from framework.vm.array import Array
 from framework.vm.stream import Mark, Stream
 from framework.vm.uses import Uses
 
 
-def wait(reads: list[Array], writes: list[Array], stream: Stream) -> None:
+def wait(reads: Sequence[Array], writes: Sequence[Array], stream: Stream) -> None:
     """Makes `stream` wait for what an instruction of these operands depends on, apart from the device's first stream.
 
     A write waits for the last write and all reads since, a read for the last write. Work of the same stream
@@ -22,7 +24,9 @@ def wait(reads: list[Array], writes: list[Array], stream: Stream) -> None:
     for array in writes:
         uses = array.storage.uses
         if uses is not None:
-            for mark in uses.marks():
+            if uses.write is not None:
+                stream.wait(uses.write)
+            for mark in uses.reads.values():
                 stream.wait(mark)
 
 
@@ -38,14 +42,15 @@ def note(reads: list[Array], writes: list[Array], mark: Mark) -> None:
     for array in reads:
         _uses(array).reads[mark.stream] = mark
     for array in writes:
-        uses = _uses(array)
-        uses.write = mark
+        note_write(array, mark)
+
+
+def note_write(array: Array, mark: Mark) -> None:
+    """Records that the instruction at `mark` writes `array`, behind all other use of its memory."""
+    uses = _uses(array)
+    uses.write = mark
+    if uses.reads:
         uses.reads.clear()
-
-
-def note_scratch(array: Array, mark: Mark) -> None:
-    """Records that the instruction at `mark` uses `array`, memory that it was given while it was issued."""
-    _uses(array).write = mark
 
 
 def hold(array: Array, stream: Stream) -> None:
@@ -59,6 +64,9 @@ def hold(array: Array, stream: Stream) -> None:
 
 def _uses(array: Array) -> Uses:
     storage = array.storage
-    if storage.uses is None:
-        storage.uses = Uses()
-    return storage.uses
+    uses = storage.uses
+    if uses is None or uses.is_joined():
+        # Whoever comes from now on is behind all that was noted before.
+        uses = storage.uses = Uses()
+    uses.cover(array)
+    return uses

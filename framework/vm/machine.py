@@ -9,7 +9,7 @@ from typing import Any
 
 from framework.device import Device
 from framework.kernels.table import Kernel
-from framework.vm import dependence
+from framework.vm import dependence, scope
 from framework.vm.array import Array
 from framework.vm.instruction import Instruction
 from framework.vm.stream import Mark, Stream
@@ -125,6 +125,42 @@ class Machine:
 
         return issue_kernel
 
+    def repeating(
+        self, instruction: Instruction, stream: Stream, run: Callable[[], None] | None = None
+    ) -> Callable[[], Mark]:
+        """A function that issues `instruction`, all of whose arrays it writes, to `stream`; it gives the point behind it.
+
+        As `issue`, at less cost: what never changes about it is settled once. `run` does what the instruction does.
+        """
+        first, run = self._firsts[stream.device], run or instruction.run
+        arrays, behind = instruction.writes, Mark(first, _NEWEST)
+
+        def issue_again() -> Mark:
+            # Some times in every step, when other things are in the caches: each function called here counts.
+            instruction.scope = scope.current
+            if stream is first or self._observers or self.keeps_to_first:
+                self.issue(instruction, stream)
+                return stream.mark()
+            stream.wait(behind)
+            for array in arrays:
+                array.storage.version += 1
+                uses = array.storage.uses
+                if uses is not None and not uses.is_joined():
+                    dependence.wait((), (array,), stream)
+            stream.sequence += 1
+            self._launching = mark = stream.mark()
+            try:
+                stream.run(run, instruction)
+            finally:
+                self._launching = None
+            for array in arrays:
+                dependence.note_write(array, mark)
+            self._outstanding = True
+            self._plain = False
+            return mark
+
+        return issue_again
+
     def settle(self, array: Array) -> None:
         """Lets the first stream of the array's device wait for all other use of it: before the host takes it in hand."""
         uses = array.storage.uses
@@ -139,14 +175,24 @@ class Machine:
     def join(self, mark: Mark) -> None:
         """Lets the first stream of the mark's device wait for `mark`. Raises what failed there, where that is known."""
         first = self._firsts[mark.stream.device]
+        if mark.stream is first:
+            return
         first.wait(mark)
-        if mark.stream.joined < mark.sequence:
-            self._note_joined(first)
+        stream, sequence = mark
+        if stream.joined < sequence:
+            stream.joined = first.has_waited(stream)
+            self._update()
+
+    def newest(self, stream: Stream) -> Mark:
+        """The point behind all that was issued to a stream, also to a first one, which does not count its instructions."""
+        if self._firsts.get(stream.device) is stream:
+            stream.sequence += 1
+        return stream.mark()
 
     def lend(self, array: Array) -> Array:
         """Notes that working memory is used by the instruction that is just being issued; returns it."""
         if self._launching is not None:
-            dependence.note_scratch(array, self._launching)
+            dependence.note_write(array, self._launching)
         return array
 
     def current_stream(self, device: Device) -> Stream:
@@ -256,7 +302,7 @@ def _must_wait(operands: tuple, outputs: int) -> bool:
                 if uses.is_joined():
                     # Looked at once, not with every instruction to come.
                     operand.storage.uses = None
-                elif uses.write is not None or place < outputs:
+                elif (uses.write is not None or place < outputs) and uses.touch(operand):
                     return True
         elif type(operand) is tuple:
             return True

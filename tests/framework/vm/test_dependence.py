@@ -193,6 +193,109 @@ def test_what_was_waited_for_long_ago_costs_nothing(bench: Bench, monkeypatch: p
     assert len(issued) == 1
 
 
+def _waits(bench: Bench, *operands: Any) -> bool:
+    """Whether the first stream, given an instruction that writes the first operand, is made to wait."""
+    waits = bench.streams["first"].waits
+    waits.clear()
+    bench.machine.issuing(one)(*operands)
+    found = bool(waits)
+    waits.clear()
+    bench.machine.issuing_prepared(one, {}, lambda *_: None)(*operands)
+    return found or bool(waits)
+
+
+def test_parts_of_a_storage_that_are_used_apart_do_not_wait_for_each_other(bench: Bench) -> None:
+    """As the gradients in one piece of memory: some are written beside while others are written by the first stream."""
+    whole, other = Array(Storage(bench.memory, 64), (16,), (1,), float32), bench.array()
+    parts = [whole.view((4,), (1,), start) for start in (0, 4, 8, 12)]
+    bench.issue("a", one, parts[1], parts[3])
+    assert not _waits(bench, parts[0], other)
+    assert not _waits(bench, other, parts[0])
+    # What lies between two parts that were used counts as used.
+    for start in range(4, 16, 2):
+        bench.issue("a", one, parts[1], parts[3])
+        assert _waits(bench, whole.view((2,), (1,), start), other), start
+    # A row of every second element reaches over those between, up to its last.
+    bench.issue("a", one, parts[2])
+    assert not _waits(bench, whole.view((4,), (2,), 0), other)
+    assert _waits(bench, whole.view((5,), (2,), 0), other)
+    bench.issue("a", one, parts[2])
+    assert _waits(bench, other, whole)
+
+
+def test_what_was_joined_no_longer_counts_as_used(bench: Bench) -> None:
+    whole = Array(Storage(bench.memory, 64), (16,), (1,), float32)
+    first, last = whole.view((4,), (1,), 0), whole.view((4,), (1,), 12)
+    bench.issue("a", one, first)
+    bench.machine.join(bench.streams["a"].mark())
+    bench.issue("a", one, last)
+    assert not _waits(bench, first)
+    assert _waits(bench, last)
+
+
+def test_an_instruction_that_is_repeated_is_as_one_issued_anew(bench: Bench) -> None:
+    x, y, ran, seen = bench.array(), bench.array(), [], []
+    a, first = bench.streams["a"], bench.streams["first"]
+    instruction = Instruction(one, (x,), {})
+    again = bench.machine.repeating(instruction, a, lambda: ran.append(bench.machine._launching))
+    assert again() == (a, 1)
+    assert ran == [(a, 1)]
+    assert a.waits == [("first", _newest(a))]
+    assert x.storage.version == 1
+    assert x.storage.uses.write == (a, 1)
+    assert not bench.machine.is_plain
+    # It waits for whoever read or wrote the array since; and they wait for it.
+    assert bench.issue("b", one, y, x) == [("a", 1)]
+    a.waits.clear()
+    assert again() == (a, 2)
+    assert sorted(a.waits) == [("b", 1), ("first", _newest(a))]
+    assert bench.issue("c", one, x) == [("a", 2)]
+    a.waits.clear()
+    assert again() == (a, 3)
+    assert ("c", 1) in a.waits
+    first.waits.clear()
+    bench.machine.issuing(one)(bench.array(), x)
+    assert first.waits == [("a", 3)]
+    # Observers see it, and a policy may keep it on the first stream.
+    with bench.machine.observed(lambda observed, run: seen.append(observed)):
+        assert again() == (a, 4)
+    assert seen == [instruction]
+    bench.machine.keeps_to_first = True
+    assert again() == (a, 4)
+    assert x.storage.version == 6
+    assert len(ran) == 3
+
+
+def test_a_repeated_instruction_that_fails_is_not_noted(bench: Bench) -> None:
+    x = bench.array()
+
+    def fail() -> None:
+        raise ArithmeticError("as it may happen")
+
+    again = bench.machine.repeating(Instruction(one, (x,), {}), bench.streams["a"], fail)
+    with pytest.raises(ArithmeticError):
+        again()
+    assert x.storage.uses is None
+    assert bench.machine._launching is None
+
+
+def test_the_first_streams_points_are_new_ones_though_it_counts_nothing(bench: Bench) -> None:
+    first, a = bench.streams["first"], bench.streams["a"]
+    assert bench.machine.newest(first) == (first, 1)
+    assert bench.machine.newest(first) == (first, 2)
+    bench.issue("a", one, bench.array())
+    assert bench.machine.newest(a) == bench.machine.newest(a) == (a, 1)
+    first.waits.clear()
+    bench.machine.join(bench.machine.newest(first))
+    assert not first.waits
+    assert not bench.machine.is_plain  # "a" is as outstanding as it was
+
+
+def _newest(stream: FakeStream) -> int:
+    """What a stream is asked to wait for of the first one."""
+    return next(sequence for name, sequence in stream.waits if name == "first")
+
+
 def test_a_prepared_instruction_waits_and_is_seen_as_any_other(bench: Bench) -> None:
     x, y, z = bench.array(), bench.array(), bench.array()
     ran, seen = [], []
