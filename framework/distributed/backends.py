@@ -107,9 +107,14 @@ def make(backend: str, group: Group, device: Device) -> ProcessGroup:
     return StagedGroup(shared, device)
 
 
+def is_on_host(backend: str) -> bool:
+    """Whether what a backend does is work of the host, also for tensors of a CUDA device."""
+    return backend != "nccl"
+
+
 def open_stream(backend: str, device: Device) -> Stream:
     """The stream that the collectives of a device go to: what a backend does on the host runs in a thread of its own."""
     kernels = runtime(device)
-    if backend == "nccl":
-        return kernels.open_stream(STREAM)
-    return machine.add_stream(HostStream(device, STREAM))
+    if is_on_host(backend):
+        return machine.add_stream(HostStream(device, STREAM))
+    return kernels.open_stream(STREAM)

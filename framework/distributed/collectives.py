@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from framework.device import Device, cpu
+from framework.distributed.alone import AloneGroup
 from framework.distributed.groups import Group
 from framework.distributed.process_group import ProcessGroup
 from framework.distributed.reduction import check_operation
@@ -26,7 +27,7 @@ from framework.vm.host_stream import HostStream
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.runtime import runtime
-from framework.vm.stream import Stream
+from framework.vm.stream import Mark, Stream
 
 
 def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None, async_op: bool = False) -> Work | None:
@@ -115,6 +116,8 @@ class Repeated:
         self._kernel, self._operands, self._attributes = kernel_, (array,), attributes
         self._group, self._device = group, array.storage.device
         self._words = _words(Instruction(kernel_, self._operands, attributes), group.name)
+        self._backend: ProcessGroup | None = None
+        self._again: Callable[[], Mark]
 
     @staticmethod
     def all_reduce(array: Array, op: str, group: Group) -> Repeated:
@@ -129,13 +132,21 @@ class Repeated:
 
     def issue(self) -> Work:
         """Calls it once more; returns at once, as with `async_op`."""
-        # Of now: a group of destroyed ranks has none.
-        backend, stream = self._group.on(self._device), self._group.world.stream(self._device)
+        # Of now: a group that was destroyed has none.
+        backend = self._group.on(self._device)
+        if backend is not self._backend:
+            self._again, self._backend = self._prepare(backend), backend
         backend.check()
-        if self._group.size > 1:
-            # One rank alone has what it would come to.
-            machine.issue(Instruction(self._kernel, self._operands, {"group": backend, **self._attributes}), stream)
-        return Work(self._words, stream.mark(), backend.check)
+        return Work(self._words, self._again(), backend.check)
+
+    def _prepare(self, backend: ProcessGroup) -> Callable[[], Mark]:
+        stream = self._group.stream(self._device)
+        if _is_nothing(self._kernel, backend):
+            return lambda: machine.newest(stream)
+        instruction = Instruction(self._kernel, self._operands, {"group": backend, **self._attributes})
+        prepare = getattr(backend, "prepared", None)
+        run = prepare and prepare(self._kernel.__name__.removeprefix("_"), *self._operands, **self._attributes)
+        return machine.repeating(instruction, stream, run)
 
 
 class _Call:
@@ -146,7 +157,7 @@ class _Call:
         self.device = device
         self._runtime = runtime(device)
         self._backend = group.on(device)
-        self._stream = group.world.stream(device)
+        self._stream = group.stream(device)
         self._before: list[tuple[Array, Array]] = []
         self._after: list[tuple[Array, Array]] = []
 
@@ -207,7 +218,7 @@ class _Call:
             self._issue(instruction, None)
             return None
         self._issue(instruction, self._stream)
-        work = Work(_words(instruction, self.group.name), self._stream.mark(), self._backend.check)
+        work = Work(_words(instruction, self.group.name), machine.newest(self._stream), self._backend.check)
         if async_op:
             return work
         work.wait()
@@ -215,6 +226,8 @@ class _Call:
 
     def _issue(self, instruction: Instruction, stream: Stream | None) -> None:
         self._backend.check()
+        if _is_nothing(instruction.kernel, self._backend):
+            return
         for target, source in self._before:
             self._copy(target, source, stream)
         machine.issue(instruction, stream)
@@ -236,6 +249,11 @@ class _Call:
         copy = _copy_bits if self.device is cpu else self._runtime.table.kernels["copy"]
         beside = stream if self.device is cpu or not isinstance(stream, HostStream) else None
         machine.issue(Instruction(copy, (target, source), {}), beside)
+
+
+def _is_nothing(kernel_: Kernel, backend: ProcessGroup) -> bool:
+    """Whether a collective leaves all as it is: of one rank, what replaces an array by that of all ranks."""
+    return isinstance(backend, AloneGroup) and kernel_ in (_all_reduce, _broadcast, _barrier)
 
 
 def _words(instruction: Instruction, name: str) -> Callable[[], str]:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from framework.device import Device
 from framework.distributed import backends
+from framework.distributed.alone import AloneGroup
 from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, DistributedError, rank_list
 from framework.distributed.peers import Peers
 from framework.distributed.process_group import ProcessGroup
 from framework.distributed.store import Store
+from framework.vm.runtime import runtime
 from framework.vm.stream import Stream
 
 _LOOK_S = 0.1
@@ -20,14 +22,16 @@ class Group:
     """Some of the job's ranks, with a process group for each type of device, made when it is first needed.
 
     `ranks` are their numbers in the world; `rank` is this process's number among them, -1 where it is not one of them.
+    `backend` is the one it was made for, where it was made for one: this one serves the group even if it has one rank.
     """
 
-    def __init__(self, world: World, name: str, ranks: tuple[int, ...]) -> None:
+    def __init__(self, world: World, name: str, ranks: tuple[int, ...], backend: str | None = None) -> None:
         self.world = world
         self.name = name
         self.ranks = ranks
         self.rank = ranks.index(world.rank) if world.rank in ranks else -1
         self.size = len(ranks)
+        self._backend = backend
         self._made: dict[str, ProcessGroup] = {}
         self._is_closed = False
 
@@ -41,10 +45,23 @@ class Group:
                 raise DistributedError(
                     f"group {self.name} was destroyed with its process group; init_process_group() makes new ones"
                 )
-            backend = backends.choose(self.world.wanted, device.type, self.world.machines)
-            self._come_together(device)
-            made = self._made[device.type] = backends.make(backend, self, device)
+            backend = self._choose(device)
+            if self.is_alone:
+                made = AloneGroup()
+            else:
+                self._come_together(device)
+                made = backends.make(backend, self, device)
+            self._made[device.type] = made
         return made
+
+    def stream(self, device: Device) -> Stream:
+        """Where its collectives of arrays of `device` are issued to: those of one rank go where all else does."""
+        return runtime(device).compute if self.is_alone else self.world.stream(device, self._choose(device))
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has one rank, and no backend was asked for by name: nothing is sent then."""
+        return self.size == 1 and self._backend is None
 
     def index(self, rank: int) -> int:
         """The number within the group of rank `rank` of the world."""
@@ -94,6 +111,9 @@ class Group:
                 raise CollectiveTimeoutError(f"{first} within {timeout_s:g} s")
         peers.close()
 
+    def _choose(self, device: Device) -> str:
+        return backends.choose(self._backend or self.world.wanted, device.type, self.world.machines)
+
     def _check_member(self) -> None:
         if self.rank < 0:
             raise ValueError(
@@ -129,7 +149,8 @@ class World:
     members: tuple[Member, ...]
     machines: backends.Machines
     groups: list[Group] = field(default_factory=list)
-    streams: dict[Device, Stream] = field(default_factory=dict)
+    # The communication streams, by their device and by whether their work is the host's.
+    streams: dict[tuple[Device, bool], Stream] = field(default_factory=dict)
     # How many times values were exchanged through the store, by group.
     exchanges: dict[str, int] = field(default_factory=dict)
 
@@ -138,9 +159,9 @@ class World:
         """The group of all ranks."""
         return self.groups[0]
 
-    def stream(self, device: Device) -> Stream:
-        """The communication stream of a device, which all groups share: all ranks issue to it in the same order."""
-        if device not in self.streams:
-            backend = backends.choose(self.wanted, device.type, self.machines)
-            self.streams[device] = backends.open_stream(backend, device)
-        return self.streams[device]
+    def stream(self, device: Device, backend: str) -> Stream:
+        """A backend's communication stream of a device, which all groups share: all ranks issue to it in the same order."""
+        kind = device, backends.is_on_host(backend)
+        if kind not in self.streams:
+            self.streams[kind] = backends.open_stream(backend, device)
+        return self.streams[kind]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from framework.device import Device
@@ -32,6 +32,8 @@ _TYPES = {
     "float32": "NCCL_FLOAT32",
     "float64": "NCCL_FLOAT64",
 }
+# A collective in words, NCCL's function for it, and the arguments in front of the stream.
+_Call = tuple[str, Callable[..., object], tuple]
 # How long ranks wait for each other before they give up their communicators.
 _CLOSING_S = 10.0
 
@@ -58,16 +60,16 @@ class NcclGroup:
         self._watchdog = Watchdog(group, name, self._communicator, lambda: cuda.choose(device))
         atexit.register(self._abandon)
 
+    def prepared(self, collective: str, array: Array, **attributes: Any) -> Callable[[], None]:
+        """A function that calls a collective of one array as often as it is called; what NCCL is told is settled now."""
+        calls: dict[str, Callable[..., _Call]] = {"all_reduce": self._all_reduce, "broadcast": self._broadcast}
+        return partial(self._enqueue, *calls[collective](array, **attributes))
+
     def all_reduce(self, array: Array, op: str) -> None:
-        what, *numbers = _all_reduce(array.layout, op, self.size)
-        self._enqueue(what, self._communicator.allReduce, (array.ptr, array.ptr, *numbers))
+        self._enqueue(*self._all_reduce(array, op))
 
     def broadcast(self, array: Array, src: int) -> None:
-        self._enqueue(
-            f"broadcast({describe(array)}, from rank {self._global_ranks[src]})",
-            self._communicator.broadcast,
-            (array.ptr, array.ptr, array.size, _type(array.dtype), src),
-        )
+        self._enqueue(*self._broadcast(array, src))
 
     def all_gather(self, out: Array, array: Array) -> None:
         self._enqueue(
@@ -141,9 +143,18 @@ class NcclGroup:
             else:
                 self._communicator.abort()
 
+    def _all_reduce(self, array: Array, op: str) -> _Call:
+        what, *numbers = _all_reduce(array.layout, op, self.size)
+        return what, self._communicator.allReduce, (array.ptr, array.ptr, *numbers)
+
+    def _broadcast(self, array: Array, src: int) -> _Call:
+        what = f"broadcast({describe(array)}, from rank {self._global_ranks[src]})"
+        return what, self._communicator.broadcast, (array.ptr, array.ptr, array.size, _type(array.dtype), src)
+
     def _enqueue(self, what: str, call: Callable[..., object], arguments: tuple, *, of_all: bool = True) -> None:
         """Calls NCCL for the current stream; afterwards the watchdog is given an event to look at."""
-        self.check()
+        if self._watchdog.failure is not None:
+            self.check()
         stream = cuda.stream_pointer(self._device)
         try:
             call(*arguments, stream)

@@ -66,7 +66,7 @@ def destroy_process_group() -> None:
         ending.callback(say_goodbye, world.store, world.rank, world.size)
         for group in world.groups:
             ending.callback(group.close)
-        for device, stream in world.streams.items():
+        for (device, _), stream in world.streams.items():
             ending.callback(runtime(device).close_stream, stream)
 
 
@@ -111,15 +111,20 @@ def get_backend(device: Device | str = "cpu") -> str:
     return backends.choose(world().wanted, Device(device).type, world().machines)
 
 
-def new_group(ranks: list[int]) -> Group:
-    """A group of some ranks, given by their numbers in the world. Every rank calls this, in the same order of groups."""
+def new_group(ranks: list[int], backend: str | None = None) -> Group:
+    """A group of some ranks, given by their numbers in the world. Every rank calls this, in the same order of groups.
+
+    `backend` is one for this group alone, in place of what `init_process_group` was given. A group of one rank sends
+    nothing; where it is given a backend, each collective goes there all the same: so what sending costs can be measured.
+    """
     current = world()
+    backends.check_name(backend)
     try:
         chosen = tuple([index(rank) for rank in ranks])
     except TypeError:
         raise TypeError(f"a group is made of a list of ranks, by their numbers; got {ranks!r}") from None
     if not chosen or len(set(chosen)) < len(chosen) or not all(0 <= rank < current.size for rank in chosen):
         raise ValueError(f"a group has different ranks from 0 to {current.size - 1}, at least one; got {list(ranks)}")
-    group = Group(current, str(len(current.groups)), chosen)
+    group = Group(current, str(len(current.groups)), chosen, backend)
     current.groups.append(group)
     return group

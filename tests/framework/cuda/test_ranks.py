@@ -108,6 +108,54 @@ def test_nccl_gives_what_numpy_gives() -> None:
     assert run("BACKEND = None\n" + COLLECTIVES, GPUS) == ["well\n"] * GPUS
 
 
+def test_a_group_of_one_rank_that_was_given_nccl_goes_through_it() -> None:
+    said = run(
+        """
+        from framework.distributed.nccl import NcclGroup
+        from framework.vm import machine
+
+        dist.init_process_group(timeout=60)
+        group, cuda = dist.new_group([0], backend="nccl"), flow.device("cuda:0")
+        given = flow.arange(6, dtype=flow.float32).reshape(2, 3).to("cuda")
+        for op in ("sum", "avg", "min", "max"):
+            dist.all_reduce(given, op, group)
+        dist.broadcast(given, 0, group)
+        out = flow.zeros(2, 3, device="cuda")
+        dist.all_gather([out], given, group)
+        assert out.tolist() == [[0, 1, 2], [3, 4, 5]]
+        dist.reduce_scatter(out, given * 2.0, "sum", group)
+        assert out.tolist() == [[0, 2, 4], [6, 8, 10]]
+        dist.barrier(group, device="cuda")
+        assert isinstance(group.on(cuda), NcclGroup) and not isinstance(dist.new_group([0]).on(cuda), NcclGroup)
+
+        # The same steps, alone, through NCCL, and by a group that sends nothing.
+        results = []
+        parallel = flow.nn.parallel.DistributedDataParallel
+        for wrap in (lambda model: model, lambda model: parallel(model, process_group=group), parallel):
+            flow.manual_seed(3)
+            model = wrap(flow.nn.Sequential(flow.nn.Conv2d(3, 8, 3), flow.nn.BatchNorm2d(8), flow.nn.ReLU()).to("cuda"))
+            optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(5):
+                optimizer.zero_grad()
+                y = model(flow.randn(2, 3, 9, 9).to("cuda"))
+                (y * y).sum().backward()
+                optimizer.step()
+            results.append([p.tolist() for p in model.parameters()])
+            assert machine.is_plain
+        assert results[0] == results[1] == results[2], results
+
+        # One that leaves all as it is counts as done when what was issued before it is.
+        work = dist.all_reduce(given, async_op=True)
+        work.wait(60)
+        assert work.is_completed()
+        dist.destroy_process_group()
+        print("well")
+        """,
+        1,
+    )
+    assert said == ["well\n"]
+
+
 def test_ranks_that_share_a_gpu_go_through_the_host() -> None:
     pytest.importorskip("pynvml", reason="who holds memory on which GPU is asked of NVML")
     assert run("BACKEND = 'shm'\n" + COLLECTIVES, GPUS + 1) == ["well\n"] * (GPUS + 1)

@@ -136,6 +136,139 @@ def test_layouts_types_and_groups() -> None:
     assert said == ["well\n"] * 2
 
 
+# All that one rank may call. It prints what was refused.
+ALONE = """
+import threading
+from framework.vm import machine
+
+dist.init_process_group(timeout=30)
+threads = threading.active_count()
+seen = []
+
+def issued(call):
+    seen.clear()
+    with machine.observed(lambda instruction, run: (seen.append(instruction.kernel.__name__), run())):
+        call()
+    return seen
+
+for dtype in (flow.float32, flow.float64, flow.bfloat16, flow.int32, flow.int64, flow.uint8, flow.bool_):
+    given = flow.tensor(np.array([[1, 0, 1], [0, 1, 1]]), dtype=dtype)
+    before = np.array(given.tolist())
+    same = lambda tensor: np.array_equal(np.array(tensor.tolist()), before)
+    for tensor in (given, given.transpose(0, 1)):
+        for op in ("sum", "min", "max", *(["avg"] if dtype.is_floating else [])):
+            assert issued(lambda: dist.all_reduce(tensor, op)) == [], seen
+        assert issued(lambda: dist.broadcast(tensor, 0)) == [], seen
+        assert same(given)
+    # What goes from one tensor to another is copied, dense or not.
+    def new(*shape):
+        return flow.tensor(np.zeros(shape), dtype=dtype)
+    for call in (
+        lambda out: dist.all_gather([out], given), lambda out: dist.all_gather(out, given),
+        lambda out: dist.reduce_scatter(out, given), lambda out: dist.reduce_scatter(out, [given], "max"),
+        lambda out: dist.reduce_scatter(out, given, async_op=True).wait(),
+    ):
+        for out in (new(2, 3), new(3, 2).transpose(0, 1)):
+            call(out)
+            assert same(out), (dtype, out)
+    joined = new(6)
+    dist.all_gather(joined, given)
+    assert joined.tolist() == before.reshape(-1).tolist()
+dist.barrier()
+work = dist.all_reduce(flow.ones(2), async_op=True)
+assert work.is_completed()
+work.wait(1)
+assert repr(work) == "Work(_all_reduce(float32[2]) of group world)", work
+assert dist.barrier(async_op=True).is_completed()
+# No thread was started for it, and nothing is outstanding.
+assert threading.active_count() == threads and machine.is_plain
+
+leaf = flow.ones(2, requires_grad=True)
+dist.functional.all_reduce(leaf * 3.0, "avg").sum().backward()
+assert leaf.grad.tolist() == [3, 3]
+
+tensor = flow.ones(2)
+for call in (
+    lambda: dist.all_reduce(tensor, "mean"), lambda: dist.all_reduce(flow.arange(3), "avg"),
+    lambda: dist.broadcast(tensor, 1), lambda: dist.all_gather([tensor, tensor], tensor),
+    lambda: dist.all_gather(flow.ones(3), tensor), lambda: dist.reduce_scatter(tensor, flow.ones(4)),
+    lambda: dist.send(tensor, 0), lambda: dist.recv(tensor, 0, async_op=True), lambda: dist.send(tensor, 1),
+):
+    try:
+        call()
+    except ValueError as error:
+        print(error)
+group = dist.new_group([0])
+dist.all_reduce(tensor, group=group)
+dist.destroy_process_group()
+try:
+    dist.all_reduce(tensor, group=group)
+except dist.DistributedError as gone:
+    print(gone)
+"""
+
+
+def test_a_rank_alone_sends_nothing_whatever_it_calls() -> None:
+    said = run(ALONE, 1)
+    lines = said[0].splitlines()
+    itself = "rank 0 cannot send to itself, nor receive from itself"
+    assert lines[2] == "rank 1 is not in group world, which has rank 0"
+    assert lines[3] == "2 tensors for the 1 ranks of group world; each has one"
+    assert [line.partition(", ")[0] for line in lines[4:6]] == ["it is of shape [3]", "it is of shape [4]"]
+    assert lines[6:8] == [itself, itself]
+    assert lines[8] == lines[2]
+    assert lines[9].startswith("group 1 was destroyed with its process group")
+    assert len(lines) == 10
+
+
+def test_a_group_of_one_rank_that_was_given_a_backend_sends() -> None:
+    said = run(
+        """
+        from framework.distributed.collectives import Repeated
+        from framework.vm import machine
+
+        dist.init_process_group(timeout=30)
+        group, tensor, seen = dist.new_group([0], backend="shm"), flow.ones(3), []
+        with machine.observed(lambda instruction, run: (seen.append(instruction.kernel.__name__), run())):
+            dist.all_reduce(tensor, "avg", group)
+            dist.all_reduce(tensor)
+            Repeated.all_reduce(tensor.array, "sum", group).issue().wait()
+        assert seen == ["_all_reduce", "_all_reduce"], seen
+        assert tensor.tolist() == [1, 1, 1]
+
+        # Trained through it, a model becomes what it becomes alone.
+        results = []
+        for parallel in (lambda model: model, lambda model: flow.nn.parallel.DistributedDataParallel(model, process_group=group)):
+            flow.manual_seed(3)
+            model = parallel(flow.nn.Sequential(flow.nn.Conv2d(3, 4, 3), flow.nn.BatchNorm2d(4), flow.nn.ReLU()))
+            optimizer = flow.optim.SGD(model.parameters(), lr=0.1)
+            for step in range(3):
+                optimizer.zero_grad()
+                out = model(flow.randn(2, 3, 5, 5))
+                (out * out).sum().backward()
+                optimizer.step()
+            results.append([p.tolist() for p in model.parameters()])
+        assert results[0] == results[1]
+        for given in ("gloo", 3):
+            try:
+                dist.new_group([0], backend=given)
+            except ValueError as error:
+                print(error)
+        nccl = dist.new_group([0], backend="nccl")
+        try:
+            dist.all_reduce(tensor, group=nccl)
+        except dist.DistributedError as error:
+            print(error)
+        """,
+        1,
+    )
+    assert said[0].splitlines() == [
+        "a backend is one of shm, nccl, mpi, or None for what fits; not 'gloo'",
+        "a backend is one of shm, nccl, mpi, or None for what fits; not 3",
+        'backend="nccl" moves CUDA tensors alone; for CPU tensors too leave the backend out, or move them to the GPU',
+    ]
+
+
 def test_ranks_that_wait_leave_the_processor_to_others() -> None:
     said = run(
         """

@@ -83,6 +83,28 @@ def test_every_collective_is_enqueued_on_the_current_stream(group: Any) -> None:
     assert recv == ("recv", a.ptr, 6, DOUBLE, 0, STREAM)
 
 
+def test_what_is_prepared_is_enqueued_like_what_is_called_anew(group: Any) -> None:
+    a = _array(2, 3)
+    calls = group.prepared("all_reduce", a, op="max"), group.prepared("broadcast", a, src=1)
+    assert not group._communicator.calls
+    for _ in range(2):
+        for call in calls:
+            call()
+    assert group._communicator.calls == 2 * [
+        ("allReduce", a.ptr, a.ptr, 6, DOUBLE, MOST, STREAM),
+        ("broadcast", a.ptr, a.ptr, 6, DOUBLE, 1, STREAM),
+    ]
+    assert [(flight.sequence, flight.what) for flight in group.flights] == [
+        (1, "all_reduce(float64[2, 3], max)"),
+        (2, "broadcast(float64[2, 3], from rank 6)"),
+        (3, "all_reduce(float64[2, 3], max)"),
+        (4, "broadcast(float64[2, 3], from rank 6)"),
+    ]
+    group._watchdog.failure = CollectiveError("rank 4 ended")
+    with pytest.raises(CollectiveError, match="group all cannot be used any more: rank 4 ended"):
+        calls[0]()
+
+
 def test_the_watchdog_gets_the_words_the_number_and_an_event(group: Any) -> None:
     a = _array(2, 3)
     group.all_reduce(a, "avg")
