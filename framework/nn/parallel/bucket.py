@@ -40,6 +40,9 @@ class Bucket:
             shape = parameter.shape
             gradient = self.flat.view(shape, dense_stride_like(shape, parameter.stride()), offset)
             self.slots.append(Slot(name, parameter, gradient, number))
+        self._parameters = [slot.parameter for slot in self.slots]
+        self._gradients = [slot.gradient for slot in self.slots]
+        self._raise_flags = kernels.prepared("fill", self._flags.layout, value=1)
 
     def give_homes(self) -> None:
         """Lets the gradients be made here."""
@@ -65,6 +68,11 @@ class Bucket:
 
         With `keep_views` gradients from elsewhere are views of the bucket from now on.
         """
+        try:
+            if [parameter.grad.array for parameter in self._parameters] == self._gradients:  # type: ignore[union-attr]
+                return []  # each of them lies here already
+        except AttributeError:  # one has none
+            pass
         kernels = runtime(self.flat.storage.device)
         missing = []
         for slot in self.slots:
@@ -83,10 +91,9 @@ class Bucket:
 
     def flag(self, unused: Sequence[Slot]) -> None:
         """Says that this rank has a gradient for each parameter of all buckets, apart from those that are `unused`."""
-        kernels = runtime(self.flat.storage.device)
-        kernels.fill(self._flags, value=1)
+        self._raise_flags(self._flags)
         for slot in unused:
-            kernels.fill(self._flag(slot), value=0)
+            runtime(self.flat.storage.device).fill(self._flag(slot), value=0)
 
     def is_used(self, slot: Slot) -> bool:
         """Whether some rank has a gradient for the slot, which may be one of another bucket."""

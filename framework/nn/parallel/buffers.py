@@ -24,6 +24,7 @@ class FlatBuffers:
         # From which rank, in which group.
         self._broadcasts: dict[tuple[int, distributed.Group], list[Repeated]] = {}
         self._homes: list[object] = []
+        self._arrays: list[Array] = []
         self._find()
         self._move()
 
@@ -31,8 +32,12 @@ class FlatBuffers:
         """Replaces the buffers of all ranks by those of rank `src` (its number in the world)."""
         if self._changes != Module.changes:
             self._find()
-        if [buffer.array.storage for buffer in self._buffers] != self._homes:
-            self._move()  # the module was converted or moved since
+        arrays = [buffer.array for buffer in self._buffers]
+        if arrays != self._arrays:
+            # Others, or written in place since.
+            if [array.storage for array in arrays] != self._homes:
+                self._move()  # the module was converted or moved since
+            self._arrays = [buffer.array for buffer in self._buffers]
         calls = self._broadcasts.get((src, group))
         if calls is None:
             calls = [Repeated.broadcast(flat, src, group) for flat in self._flats]

@@ -21,6 +21,7 @@ from framework.nn.parallel.join import BUCKETS, BUFFERS, Join
 from framework.nn.parallel.reducer import Reducer, tensors_in
 from framework.nn.sync_batch_norm import SyncBatchNorm
 from framework.tensor import Tensor
+from framework.vm.array import Array
 
 _MB = 1024 * 1024
 
@@ -83,17 +84,19 @@ class DistributedDataParallel(Module):
         """The module's forward, on this rank's data."""
         records = is_grad_enabled()
         averages = records and self._averages
+        seen = None
         if averages:
             if self._changes != Module.changes:
                 self._check_same_parameters()
             if self.training:
-                if self._is_stale():
+                seen = [parameter.array for parameter in self._all]
+                if self._is_stale(seen):
                     self._remake_reducer()
                 if self.broadcast_buffers:
                     first = self.joining.announce(BUFFERS) if self.joining else self.group.ranks[0]
                     self.broadcast_buffers_from(first)
         outputs = self.module(*args, **kwargs)
-        if averages and self._is_stale():
+        if averages and self._has_changed(seen):
             # Not in training: one rank may evaluate alone. What takes them all waits for backward.
             for output in tensors_in(outputs):
                 if output.node is not None:
@@ -161,7 +164,7 @@ class DistributedDataParallel(Module):
             learned, self.group, int(self.bucket_cap_mb * _MB), as_views=self.gradient_as_bucket_view
         )
         self.reducer.joining = self.joining
-        self._kinds = self._read_kinds()
+        self._kinds = self._read_kinds([parameter.array for parameter in self._all])
 
     def make_buckets_again(self) -> None:
         """For parameters that were frozen, unfrozen, moved or converted since, on every rank."""
@@ -177,7 +180,7 @@ class DistributedDataParallel(Module):
         self.make_buckets_again()
 
     def _remake_in_backward(self, gradient: Tensor) -> None:
-        if self._is_stale():
+        if self._has_changed(None):
             self._remake_reducer()
             self.reducer.prepare(None, averages=True)
         self.reducer.reached(gradient)
@@ -192,14 +195,21 @@ class DistributedDataParallel(Module):
                 )
         self._changes = Module.changes
 
-    def _is_stale(self) -> bool:
-        """Whether the buckets are not made for the parameters as they are."""
-        return self._kinds != self._read_kinds()
+    def _has_changed(self, seen: list[Array] | None) -> bool:
+        """As `_is_stale`, at less cost where buckets fit the arrays in `seen` and the parameters still have these."""
+        arrays = [parameter.array for parameter in self._all]
+        if arrays != seen or self._kinds is None:
+            return self._is_stale(arrays)
+        return self._kinds[0] != [parameter.requires_grad for parameter in self._all]
 
-    def _read_kinds(self) -> tuple[list[Any], ...]:
+    def _is_stale(self, arrays: list[Array]) -> bool:
+        """Whether the buckets are not made for the parameters, which have these arrays, as they are."""
+        return self._kinds != self._read_kinds(arrays)
+
+    def _read_kinds(self, arrays: list[Array]) -> tuple[list[Any], ...]:
         """What buckets depend on."""
         return (
             [parameter.requires_grad for parameter in self._all],
-            [parameter.array.layout for parameter in self._all],
-            [parameter.array.storage.device for parameter in self._all],
+            [array.layout for array in arrays],
+            [array.storage.device for array in arrays],
         )

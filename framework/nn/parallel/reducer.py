@@ -35,9 +35,9 @@ class Reducer:
         self._as_views = as_views
         self._progress = progress = _Progress(self, [len(bucket.slots) for bucket in self.buckets])
         self._removers = [
-            slot.parameter.register_post_accumulate_grad_hook(progress.hook(number, index))
-            for number, bucket in enumerate(self.buckets)
-            for index, slot in enumerate(bucket.slots)
+            slot.parameter.register_post_accumulate_grad_hook(progress.hook(place, slot.number))
+            for place, bucket in enumerate(self.buckets)
+            for slot in bucket.slots
         ]
         if as_views:
             for bucket in self.buckets:
@@ -59,7 +59,7 @@ class Reducer:
     def prepare(self, outputs: Any, *, averages: bool) -> None:
         """Gets ready for the backward of `outputs`; whether it `averages` what it finds is settled here."""
         self._recover()
-        self._progress.averages = averages
+        self._progress.set(averages=averages)
         if averages:
             for output in tensors_in(outputs):
                 if output.node is not None:
@@ -92,7 +92,7 @@ class Reducer:
         """A backward has come to something of the module."""
         self._recover()
         after_backward(self._finish, self._fail)
-        self._progress.is_running = True
+        self._progress.set(is_running=True)
 
     def go_on(self) -> None:
         """A bucket has all its gradients: sends it, unless one before it lacks some, and those behind it that waited."""
@@ -181,37 +181,47 @@ class _Progress:
         self._reducer = weakref.ref(reducer)
         self._sizes = sizes
         self.averages = True
+        self.is_running = False
         # Filled anew for each backward, not made anew: each hook knows them.
         self.missing = list(sizes)
-        self._is_there = [bytearray(size) for size in sizes]
+        self._is_there = bytearray(sum(sizes))
+        self._none_is_there = bytes(sum(sizes))
         self.reset()
 
     def reset(self) -> None:
         """Gets ready for the next backward."""
-        self.is_running = False
+        self.set(is_running=False)
         self.missing[:] = self._sizes
-        for is_there, size in zip(self._is_there, self._sizes, strict=True):
-            is_there[:] = bytes(size)
+        self._is_there[:] = self._none_is_there
 
-    def hook(self, bucket: int, index: int) -> Callable[[Tensor], None]:
-        """What to call when backward has made the gradient that is number `index` of a bucket."""
-        missing, is_there = self.missing, self._is_there[bucket]
+    def set(self, *, averages: bool | None = None, is_running: bool | None = None) -> None:
+        """Notes whether gradients are averaged, whether a backward is under way, or both."""
+        self.averages = self.averages if averages is None else averages
+        self.is_running = self.is_running if is_running is None else is_running
+        # Whether gradients that are found now count.
+        self._counts = self.averages and self.is_running
+
+    def hook(self, bucket: int, number: int) -> Callable[[Tensor], None]:
+        """What to call when backward has made a gradient that lies in a bucket; `number` is its own among those of all."""
+        missing, is_there = self.missing, self._is_there
 
         def ready(parameter: Tensor) -> None:
             # For each parameter in every step: nothing is called here that need not be.
-            if not self.averages or not (self.is_running or self._begin()):
+            if not self._counts and not self._begin():
                 return
-            if is_there[index]:
+            if is_there[number]:
                 self._living().refuse(parameter)
-            is_there[index] = True
-            missing[bucket] -= 1
-            if not missing[bucket]:
+            is_there[number] = True
+            missing[bucket] = left = missing[bucket] - 1
+            if not left:
                 self._living().go_on()
 
         return ready
 
     def _begin(self) -> bool:
-        """Whether there is anyone to tell that a backward has begun."""
+        """Whether what this backward finds is averaged, and there is anyone to tell that it has begun."""
+        if not self.averages:
+            return False
         reducer = self._reducer()
         if reducer is not None:
             reducer.begin()
