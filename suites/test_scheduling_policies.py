@@ -8,20 +8,23 @@ prints the table that reports/scheduling-policies.md keeps. Everything runs in t
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import socket
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script
+
 from flowbench.judge.stats import Ratio, paired_ratio
+from suites.one_rank import one_rank
 
 REPEATS = 3
 
@@ -49,8 +52,8 @@ def measure(model_name: str, shape: tuple[int, int, int, int], device: str, turn
 
     memory = flow.cpu if device == "cpu" else flow.cuda
     measured = [Row("single"), Row("accumulate"), Row("backward")]
-    with one_rank(flow):
-        step = step_of(flow, model_name, shape, device)
+    with one_rank(flow, device) as group:
+        step = step_of(flow, model_name, shape, device, group)
         for turn in range(REPEATS * turns):
             for row in measured[:: -1 if turn % 2 else 1]:
                 with scheduled(row.policy):
@@ -65,10 +68,13 @@ def measure(model_name: str, shape: tuple[int, int, int, int], device: str, turn
     return measured
 
 
-def step_of(flow: Any, model_name: str, shape: tuple[int, int, int, int], device: str) -> Callable[[int], None]:
+def step_of(
+    flow: Any, model_name: str, shape: tuple[int, int, int, int], device: str, group: Any
+) -> Callable[[int], None]:
     """A function that runs a number of steps and waits for them."""
     flow.manual_seed(0)
-    model = flow.nn.parallel.DistributedDataParallel(getattr(flow.models, model_name)().to(device))
+    module = getattr(flow.models, model_name)().to(device)
+    model = flow.nn.parallel.DistributedDataParallel(module, process_group=group)
     optimizer = flow.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     images = flow.randn(*shape).to(device)
     labels = flow.zeros(shape[0], dtype=flow.int64).to(device)
@@ -85,26 +91,6 @@ def step_of(flow: Any, model_name: str, shape: tuple[int, int, int, int], device
             flow.cuda.synchronize()
 
     return run
-
-
-@contextlib.contextmanager
-def one_rank(flow: Any) -> Iterator[None]:
-    """A process group of this process alone: with it gradients go through the communication stream as with others."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
-    flow.distributed.init_process_group()
-    try:
-        yield
-    finally:
-        flow.distributed.destroy_process_group()
 
 
 def table(measured: list[Row]) -> str:

@@ -1,0 +1,131 @@
+"""What DistributedDataParallel adds to the training step of one rank, with its collectives sent and without.
+
+    python suites/ddp_cost.py [--device cuda] [--batch-size 1 4 8 16 64] [--pairs 12]
+
+Three models train in this process: one alone, one in a DDP whose group of one rank goes through NCCL (shared memory on a CPU)
+as several ranks do, and one in a DDP as it comes, which sends nothing with one rank. They take turns, a block of steps each.
+What stands in the table is the median over the turns of a block's time over that of the model alone, and the middle half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script
+
+from suites.one_rank import one_rank
+
+ALONE, SENDING, AS_IT_COMES = "one rank", "DDP that sends", "DDP as it comes"
+_WARMUP_STEPS = 5
+
+Step = Callable[[], Any]
+
+
+def measure(
+    flow: Any, model: str, shape: tuple[int, int, int, int], device: str, group: Any, *, pairs: int, steps: int
+) -> dict[str, list[float]]:
+    """For each of the three the time of a step in ms, averaged over each of its `pairs` blocks of `steps`."""
+    sides: dict[str, Step] = {}
+    parallel = flow.nn.parallel.DistributedDataParallel
+    wraps: dict[str, Callable[[Any], Any]] = {
+        ALONE: lambda module: module,
+        SENDING: lambda module: parallel(module, process_group=group),
+        AS_IT_COMES: parallel,
+    }
+    for name, wrap in wraps.items():
+        sides[name] = _step(flow, wrap, model, shape, device)
+        _block(flow, sides[name], device, _WARMUP_STEPS)
+    measured: dict[str, list[float]] = {name: [] for name in sides}
+    for turn in range(pairs):
+        for name in list(sides)[:: -1 if turn % 2 else 1]:
+            _block(flow, sides[name], device, 1)
+            measured[name].append(_block(flow, sides[name], device, steps))
+    return measured
+
+
+def _step(
+    flow: Any, wrap: Callable[[Any], Any], model_name: str, shape: tuple[int, int, int, int], device: str
+) -> Step:
+    """A function that trains for one step."""
+    flow.manual_seed(0)
+    model = wrap(getattr(flow.models, model_name)().to(device))
+    optimizer = flow.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    images, labels = flow.randn(*shape).to(device), flow.zeros(shape[0], dtype=flow.int64).to(device)
+    criterion = flow.nn.CrossEntropyLoss()
+
+    def step() -> Any:
+        optimizer.zero_grad()
+        loss = criterion(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def _block(flow: Any, step: Step, device: str, steps: int) -> float:
+    """The time of a step in ms, over so many and until the device is done with them."""
+    gc.collect()
+    _synchronize(flow, device)
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    _synchronize(flow, device)
+    return 1e3 * (time.perf_counter() - started) / steps
+
+
+def _synchronize(flow: Any, device: str) -> None:
+    if device != "cpu":
+        flow.cuda.synchronize()
+
+
+def row(batch_size: int, measured: dict[str, list[float]]) -> str:
+    """A line of the table, in Markdown."""
+    alone = measured[ALONE]
+    cells = [str(batch_size), f"{statistics.median(alone):.3f}"]
+    for name in (SENDING, AS_IT_COMES):
+        costs = [100 * (other / own - 1) for own, other in zip(alone, measured[name], strict=True)]
+        low, middle, high = statistics.quantiles(costs, n=4)
+        cells += [f"{statistics.median(measured[name]):.3f}", f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"]
+    return f"| {' | '.join(cells)} |"
+
+
+HEAD = (
+    f"| N | {ALONE}, ms | {SENDING}, ms | cost (middle half) | {AS_IT_COMES}, ms | cost (middle half) |\n"
+    "|--:|--:|--:|--:|--:|--:|"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures each batch size, and prints its line as soon as it is there."""
+    parser = argparse.ArgumentParser(description="What DistributedDataParallel adds to one rank's step.")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--model", default="resnet50")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 8, 16, 64])
+    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--pairs", type=int, default=12, help="blocks of each of the three, at least 2; default: 12")
+    parser.add_argument("--steps", type=int, default=10, help="in each block; default: 10")
+    asked = parser.parse_args(arguments)
+    if asked.pairs < 2 or asked.steps < 1 or min(asked.batch_size) < 1 or asked.image_size < 1:
+        parser.error("--pairs starts at 2, for a spread; --steps, --batch-size and --image-size at 1")
+    import framework as flow
+
+    if asked.device == "cuda" and not flow.cuda.is_available():
+        parser.error(flow.cuda.why() or "there is no CUDA device")
+    with one_rank(flow, asked.device) as group:
+        print(HEAD, flush=True)
+        for batch_size in asked.batch_size:
+            shape = (batch_size, 3, asked.image_size, asked.image_size)
+            measured = measure(flow, asked.model, shape, asked.device, group, pairs=asked.pairs, steps=asked.steps)
+            print(row(batch_size, measured), flush=True)
+
+
+if __name__ == "__main__":
+    main()
