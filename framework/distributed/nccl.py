@@ -167,7 +167,10 @@ class NcclGroup:
             self._watchdog.watch(Flight(self._sequence if of_all else None, what, self._event(stream)))
 
     def _event(self, stream: int) -> _Event:
-        return _Event(self._idle_events, stream)
+        runtime, idle = cuda.api(), self._idle_events
+        event = idle.pop() if idle else runtime.eventCreateWithFlags(runtime.eventDisableTiming)
+        runtime.eventRecord(event, stream)
+        return _Event(idle, event)
 
     def _abandon(self) -> None:
         """At the end of a process that did not destroy the group: NCCL's own way out would wait for other ranks."""
@@ -177,22 +180,18 @@ class NcclGroup:
 
 
 class _Event:
-    """A CUDA event behind what was enqueued; goes back to `idle` when it has passed."""
+    """A CUDA event behind what was enqueued. When nobody asks for it any more, `idle` gets it."""
 
-    def __init__(self, idle: list[int], stream: int) -> None:
-        runtime = cuda.api()
-        self._idle = idle
-        try:
-            self._event = idle.pop()
-        except IndexError:
-            self._event = runtime.eventCreateWithFlags(runtime.eventDisableTiming)
-        runtime.eventRecord(self._event, stream)
+    __slots__ = ("_event", "_idle")
+
+    def __init__(self, idle: list[int], event: int) -> None:
+        self._idle, self._event = idle, event
+
+    def __del__(self) -> None:
+        self._idle.append(self._event)
 
     def has_passed(self) -> bool:
-        passed = cuda.has_passed(self._event)
-        if passed:
-            self._idle.append(self._event)
-        return passed
+        return cuda.has_passed(self._event)
 
 
 def why_not() -> str | None:

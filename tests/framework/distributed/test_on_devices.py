@@ -147,6 +147,19 @@ def test_every_collective_is_enqueued_on_the_current_stream_with_an_event_behind
     group.close()
 
 
+def test_an_event_is_used_again_once_its_collective_was_seen_to_end(bench: Any) -> None:
+    group, x = make(bench), array(6)
+    group._watchdog.stop()
+    group.all_reduce(x, "sum")
+    group.all_reduce(x, "sum")
+    assert bench.events == [1, 2]
+    group._watchdog._look_once()
+    assert sorted(group._idle_events) == [1, 2]
+    group.all_reduce(x, "sum")
+    assert bench.events[-1] in (1, 2)
+    group.close()
+
+
 def test_of_booleans_the_sum_is_whether_any_is_true(bench: Any) -> None:
     group = make(bench)
     group.all_reduce(array(4, flow.bool_), "sum")

@@ -95,6 +95,23 @@ def test_collectives_that_end_are_let_go(bench: Any) -> None:
     assert bench.watchdog.failure is None
 
 
+@pytest.mark.parametrize("passed", range(0, 71, 7))
+def test_of_many_collectives_few_events_are_asked(bench: Any, passed: int) -> None:
+    asked = []
+
+    class Counted(Point):
+        def has_passed(self) -> bool:
+            asked.append(self)
+            return self.passed
+
+    bench.watchdog.stop()
+    for number in range(70):
+        bench.watchdog.watch(Flight(number, "barrier()", Counted(passed=number < passed)))
+    bench.watchdog._look_once()
+    assert [flight.sequence for flight in bench.watchdog._under_way] == list(range(passed, 70))
+    assert len(asked) <= (1 if passed == 70 else 8)
+
+
 def test_who_does_not_come_is_named(bench: Any) -> None:
     post(bench, 1, (1, "barrier()"), (2, "all_reduce(float32[2], sum)"))
     post(bench, 2, (1, "barrier()"))
