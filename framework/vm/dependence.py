@@ -59,7 +59,9 @@ def hold(array: Array, stream: Stream) -> None:
     The memory is handed out again only when that is done.
     """
     stream.sequence += 1
-    _uses(array).reads[stream] = stream.mark()
+    uses = _uses(array)
+    uses.is_foreign = True
+    uses.reads[stream] = stream.mark()
 
 
 def _uses(array: Array) -> Uses:

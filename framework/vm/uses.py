@@ -13,15 +13,17 @@ class Uses:
     """Which streams, besides the device's first, used a storage last: one write, and for each its latest read since.
 
     All of it lies between the addresses `start` and `end`: the parts of a storage, such as the gradients in one piece of
-    memory, are written apart.
+    memory, are written apart. `is_foreign` says that streams of another device use it, such as pinned memory of the host:
+    that device's first stream may follow them, but nobody who uses the memory here follows that one.
     """
 
-    __slots__ = ("end", "reads", "start", "write")
+    __slots__ = ("end", "is_foreign", "reads", "start", "write")
 
     def __init__(self) -> None:
         self.write: Mark | None = None
         self.reads: dict[Stream, Mark] = {}
         self.start, self.end = _NOWHERE, 0
+        self.is_foreign = False
 
     def cover(self, array: Array) -> None:
         """Takes in what was used of the storage."""
@@ -43,6 +45,8 @@ class Uses:
 
     def is_joined(self) -> bool:
         """Whether the first stream, which all others follow, has waited for all of it."""
+        if self.is_foreign:
+            return False
         if self.write is not None:
             stream, sequence = self.write
             if sequence > stream.joined:
@@ -51,4 +55,8 @@ class Uses:
 
     def is_over(self) -> bool:
         """Whether the memory can be used by anyone: all is done, or the first stream, which all others follow, waits for it."""
-        return all(mark.sequence <= mark.stream.joined or mark.stream.is_done(mark) for mark in self.marks())
+        return self.is_joined() or all(self._is_over(mark) for mark in self.marks())
+
+    def _is_over(self, mark: Mark) -> bool:
+        stream, sequence = mark
+        return (not self.is_foreign and sequence <= stream.joined) or stream.is_done(mark)

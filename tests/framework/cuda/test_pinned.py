@@ -154,6 +154,29 @@ def test_work_within_a_stream_goes_there_and_comes_after_what_it_reads(fake_cuda
     assert side.query()
 
 
+def test_memory_read_by_a_stream_that_others_wait_for_is_not_handed_out_before_it_was_read(fake_cuda) -> None:
+    """The default stream has waited for the side one, but the host, which would write the memory, has not."""
+    side, source = flow.cuda.Stream(), _pinned([1.0, 2.0])
+    address = source.array.ptr
+    with flow.cuda.stream(side):
+        there = source.to("cuda", non_blocking=True)
+    machine.settle(there.array)
+    assert machine.is_plain
+    del source
+    assert address not in [other.array.ptr for other in [_pinned([9.0, 9.0]) for _ in range(3)]]
+    assert there.tolist() == [1, 2]
+    side.synchronize()
+    assert _pinned([7.0, 7.0]).array.ptr == address
+
+
+def test_what_writes_memory_of_the_host_waits_for_whoever_reads_it_there(fake_cuda) -> None:
+    side, source = flow.cuda.Stream(), _pinned([1.0, 2.0])
+    with flow.cuda.stream(side):
+        there = source.to("cuda", non_blocking=True)
+        source.fill_(5.0)
+    assert there.tolist() == [1, 2]
+
+
 def test_a_stream_is_its_threads_own(fake_cuda) -> None:
     side, seen = flow.cuda.Stream(), []
     with flow.cuda.stream(side):
