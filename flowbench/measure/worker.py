@@ -113,6 +113,7 @@ class Rank:
         )
         self._wait()  # a process that ends gives its memory back, which is work for the device and the host
         self._enter("exit")
+        gc.freeze()  # an ending interpreter collects garbage several times: among PyTorch's objects that takes most of a second
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
