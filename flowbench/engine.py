@@ -192,7 +192,7 @@ class Engine(Protocol):
         """Bring what the first use of a GPU brings, its context and libraries, and hold nothing of it in the allocator.
 
         Called before `build` where several processes take turns: they do this together. On a GPU they build and take their
-        first step together too, but for those that may tune: these do it one after the other.
+        first step together too, unless one of them may tune or has several ranks: then they do it one after the other.
         """
         return
 

@@ -133,7 +133,7 @@ class Session:
         results = self._ahead.take(turns, later).run(
             [self._watcher.step, *(lambda step: None for _ in turns[1:])],
             watch.look if watch else lambda phase: None,
-            build_together=first.cell.device == "cuda" and not any(map(self._may_tune, turns)),
+            build_together=self._may_build_together(turns),
         )
         after = self._counters()
         gpus = watch.finish() if watch else ()
@@ -151,6 +151,11 @@ class Session:
         self.write(samples=samples, findings=findings, engines=engines)
         for sample in samples[-len(taken) :]:
             self._watcher.sample(sample)
+
+    def _may_build_together(self, turns: Sequence[Turn]) -> bool:
+        """Whether their first steps disturb nobody. On a CPU they would fight for its cores; ranks wait for one another."""
+        cell = turns[0].cell
+        return cell.device == "cuda" and cell.world_size == 1 and not any(map(self._may_tune, turns))
 
     def _may_tune(self, turn: Turn) -> bool:
         """Whether the turn's engine may time algorithms while it builds."""

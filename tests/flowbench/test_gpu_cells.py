@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -201,13 +202,20 @@ def test_more_ranks_than_gpus_are_listed_with_the_reason(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("tunes", "together"),
-    [("never", [True, True]), ("once", [False, True]), ("always", [False, False])],
+    ("tunes", "change", "together"),
+    [
+        ("never", {}, [True, True]),
+        ("once", {}, [False, True]),
+        ("always", {}, [False, False]),
+        ("never", {"device": "cpu"}, [False, False]),
+        ("never", {"world_size": 2, "ddp": True}, [False, False]),
+    ],
 )
-def test_those_that_may_tune_build_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunes: str, together: list[bool]
+def test_those_that_may_tune_or_disturb_each_other_build_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunes: str, change: dict[str, Any], together: list[bool]
 ) -> None:
     document = planned("toy-gpu", reference="none")
+    document = replace(document, cells=tuple(replace(cell, **change) for cell in document.cells))
     document = replace(document, protocol=replace(document.protocol, pairs=2))
     sitting = session.Session(store.create(tmp_path, document), document, ProgressDisplay(document))
     seen: list[bool] = []
