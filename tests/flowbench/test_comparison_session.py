@@ -51,9 +51,12 @@ class MadeUp(ComparisonSession):
         places = dict.fromkeys(("base", "head", "canary"), Place())
         super().__init__(path, document, places, watcher, lambda: Counters(0, 0, 0, 0, 0))
         self.outcome, self.most_rounds, self.measured = outcome, most_rounds, 0
+        self.rounds: list[tuple[tuple[int, int], list[tuple[int, int]]]] = []
 
     def measure(self, turns: Sequence[Turn], later: Sequence[Sequence[Turn]] = ()) -> None:
         self.measured += 1
+        names = [(one[0].pair, one[0].cell.input_shape[0]) for one in (turns, *later)]
+        self.rounds.append((names[0], names[1:]))
         self.write(samples=(*self.document.samples, *(made_up(turn, self.outcome(turn)) for turn in turns)))
 
     def cap_left_s(self, share: float = 1.0) -> float:
@@ -131,6 +134,23 @@ def test_the_cap_says_how_many_rounds_each_case_has(tmp_path: Path) -> None:
     ]
     assert (document.ending.how, document.ending.reason) == ("wall_cap", "the cap of 470 s was reached")
     assert Counter(sample.pair for sample in document.samples if "head" in sample.cell) == {0: 2, 1: 1}
+
+
+def test_rounds_that_are_sure_to_follow_may_start_ahead(tmp_path: Path) -> None:
+    def outcome(turn: Turn) -> float:
+        return 13.0 + turn.pair if side(turn) == "head" and turn.cell.input_shape[0] == 4 else 10.0
+
+    request = replace(REQUEST, batch_sizes=(4, 2))
+    document = plan_comparison(request, (), Side("a", None), Side("b", None), {})
+    sitting = MadeUp(store.create(tmp_path, document), document, outcome, 1000, Listening())
+    sitting.run()
+    ahead = dict(sitting.rounds)
+    assert ahead[0, 4] == [(0, 2), *((pair, size) for pair in range(1, 6) for size in (4, 2))], (
+        "not beyond the least pairs"
+    )
+    assert ahead[5, 4] == [(5, 2)]
+    assert ahead[6, 4] == [], "the other case was precise, and this one may be now"
+    assert ahead[8, 4] == [(pair, 4) for pair in range(9, 14)], "all that confirm"
 
 
 @pytest.mark.parametrize(("most_rounds", "pairs"), [(10, {4: 4, 2: 6}), (14, {4: 4, 2: 8}), (15, {4: 8, 2: 7})])
