@@ -129,3 +129,19 @@ def test_a_gradient_dropped_while_it_is_read_elsewhere(side: Stream, monkeypatch
     later = kernels.full((size,), -1, flow.float32)
     assert (later.ptr == address) is not waits
     assert set(kernels.to_host(reduced).tolist()) == {3.0 if waits else -1.0}
+
+
+def test_parts_of_one_memory_are_written_by_two_streams_at_once(side: Stream) -> None:
+    """As gradients in a bucket: what writes one of them does not wait for whoever writes another, what reads both does."""
+    kernels = runtime(flow.device("cuda"))
+    size = 1024 * 1024
+    source, whole = kernels.full((size,), 3, flow.float32), kernels.full((2 * size,), 0, flow.float32)
+    slow, quick = whole.view((size,), (1,), 0), whole.view((size,), (1,), size)
+    flow.cuda.synchronize()
+    machine.issue(Instruction(_slow_copy(), (slow, source), {}), side)
+    kernels.fill(quick, value=2)
+    kernels.compute.synchronize()
+    assert not side.is_done(side.mark())
+    assert set(kernels.to_host(quick).tolist()) == {2.0}
+    assert set(kernels.to_host(slow).tolist()) == {3.0}
+    assert side.is_done(side.mark())
