@@ -15,8 +15,9 @@ from framework.kernels.cuda import launches
 from framework.kernels.cuda.library import LibraryError
 from framework.vm import Array, cuda, scratch
 
-# Up to this size, memory that is kept is cheaper than asking for it at each call.
-_SHARED_WORKSPACE_BYTES = 8 * 1024 * 1024
+# Up to this size, memory that is kept is cheaper than asking for it at each call, and what is reserved does not follow from
+# which plans were chosen: all of a small convolution's, and those of cuDNN's that take a little more than a power of two.
+_SHARED_WORKSPACE_BYTES = 17 * 1024 * 1024
 # What all plans with a small workspace use, one after the other on a stream.
 _workspaces: dict[tuple[Device, int], Array] = {}
 

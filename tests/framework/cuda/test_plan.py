@@ -72,21 +72,21 @@ def box(monkeypatch: pytest.MonkeyPatch) -> Box:
 
 
 def test_small_workspaces_are_one_for_all_plans_on_a_stream(box: Box) -> None:
-    plans = [FakePlan(MIB), FakePlan(8 * MIB), FakePlan(0)]
+    plans = [FakePlan(MIB), FakePlan(17 * MIB), FakePlan(0)]
     for box.stream in (3, 4, 3):
         for plan in plans:
             plan.run(512, 1024, 2048)
-    assert box.lent == [8 * MIB, 8 * MIB]
+    assert box.lent == [17 * MIB, 17 * MIB]
     for plan, places in zip(plans, ((1 << 30, 2 << 30), (1 << 30, 2 << 30), (0, 0)), strict=True):
         rest = (512, 1024, 2048)
         assert plan.by_library == [(3, *rest, places[0]), (4, *rest, places[1]), (3, *rest, places[0])]
 
 
 def test_a_large_workspace_is_asked_for_at_each_run_in_few_sizes(box: Box) -> None:
-    plan = FakePlan(8 * MIB + 1)
+    plan = FakePlan(17 * MIB + 1)
     plan.run(512, 1024, 2048)
     plan.run(512, 1024, 2048)
-    assert box.lent == [10 * MIB, 10 * MIB]
+    assert box.lent == [20 * MIB, 20 * MIB]
     assert [at[4] for at in plan.by_library] == [1 << 30, 2 << 30]
 
 
