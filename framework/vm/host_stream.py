@@ -22,6 +22,8 @@ class HostStream(Stream):
     issued behind it is not run.
     """
 
+    runs_at_once = False
+
     def __init__(self, device: Device, name: str) -> None:
         super().__init__(device, name)
         self._queue: deque[Entry] = deque()

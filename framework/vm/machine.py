@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from framework.device import Device
+from framework.device import Device, cpu
 from framework.kernels.table import Kernel
 from framework.vm import dependence, scope
 from framework.vm.array import Array
@@ -35,6 +35,9 @@ class Machine:
         self._launching: Mark | None = None
         # Whether other streams have something that some first one has not waited for.
         self._outstanding = False
+        # Whether devices ever read memory of the host by themselves. What they do is nothing that the host's stream, which
+        # runs at once, could be behind: it looks at what it writes even where nothing else is outstanding.
+        self._lends = False
         # How many threads, or nested blocks of one, have chosen where their instructions go.
         self._redirections = 0
         # One test on the way of every instruction: is there more to do than to run it?
@@ -74,20 +77,22 @@ class Machine:
         _count_writes(instruction.operands[: kernel.outputs])
         if stream is None and self._redirections:
             stream = _thread.streams.get((instruction.writes or instruction.reads)[0].storage.device)
-        if stream is None and self._plain:
+        if stream is None and self._plain and not self._lends:
             kernel(*instruction.operands, **instruction.attributes)
         else:
             self._issue(instruction, stream)
 
-    def issuing(self, kernel: Kernel) -> Callable[..., None]:
-        """A function that issues `kernel` with the operands and attributes it is given, on the device's first stream.
+    def issuing(self, kernel: Kernel, device: Device) -> Callable[..., None]:
+        """A function that issues `kernel` with the operands and attributes it is given, on the first stream of `device`.
 
         As `issue`, at less cost: where there is only to run the kernel, no instruction is made.
         """
-        outputs = kernel.outputs
+        outputs, is_host = kernel.outputs, device is cpu
 
         def issue_kernel(*operands: Any, **attributes: Any) -> None:
-            if not self._plain and (self._observers or self._redirections or _must_wait(operands, outputs)):
+            if (not self._plain or (is_host and self._lends)) and (
+                self._observers or self._redirections or _must_wait(operands, outputs)
+            ):
                 self.issue(Instruction(kernel, operands, attributes))
                 return
             # As `_count_writes`, which costs a call for every instruction.
@@ -102,13 +107,13 @@ class Machine:
         return issue_kernel
 
     def issuing_prepared(
-        self, kernel: Kernel, attributes: dict[str, Any], run: Callable[..., None]
+        self, kernel: Kernel, device: Device, attributes: dict[str, Any], run: Callable[..., None]
     ) -> Callable[..., None]:
         """As `issuing`, for calls with these attributes, where `run` does with the operands what the kernel does."""
-        outputs = kernel.outputs
+        outputs, is_host = kernel.outputs, device is cpu
 
         def issue_kernel(*operands: Array | None) -> None:
-            if not self._plain:
+            if not self._plain or (is_host and self._lends):
                 # Where there is more to do than to run it; mostly no operand was used by another stream.
                 is_more = self._observers or self._redirections
                 for operand in operands:
@@ -140,7 +145,7 @@ class Machine:
             instruction.scope = scope.current
             if stream is first or self._observers or self.keeps_to_first:
                 self.issue(instruction, stream)
-                return stream.mark()
+                return self.newest(stream)
             stream.wait(behind)
             for array in arrays:
                 array.storage.version += 1
@@ -151,6 +156,10 @@ class Machine:
             self._launching = mark = stream.mark()
             try:
                 stream.run(run, instruction)
+            except BaseException:
+                if stream.runs_at_once:
+                    self._note([], arrays, mark)
+                raise
             finally:
                 self._launching = None
             for array in arrays:
@@ -183,9 +192,20 @@ class Machine:
             stream.joined = first.has_waited(stream)
             self._update()
 
+    def hold(self, array: Array, stream: Stream) -> None:
+        """Notes that what was just issued to `stream`, which may be a first one, reads an array of the host.
+
+        Whoever writes the array on the host, or is given its memory, comes after that.
+        """
+        dependence.hold(array, stream)
+        self._lends = True
+
     def newest(self, stream: Stream) -> Mark:
-        """The point behind all that was issued to a stream, also to a first one, which does not count its instructions."""
-        if self._firsts.get(stream.device) is stream:
+        """The point behind what was issued last for a stream, also on a first one, which does not count its instructions."""
+        first = self._firsts.get(stream.device)
+        if self.keeps_to_first and first is not None:
+            stream = first
+        if stream is first:
             stream.sequence += 1
         return stream.mark()
 
@@ -197,7 +217,8 @@ class Machine:
 
     def current_stream(self, device: Device) -> Stream:
         """Where this thread's instructions for `device` go: to its first stream, or to the one that `using` names."""
-        return _thread.streams.get(device) or self._firsts[device]
+        first = self._firsts[device]
+        return first if self.keeps_to_first else _thread.streams.get(device, first)
 
     def goes_to_first(self, device: Device) -> bool:
         """Whether this thread's instructions for `device` go to its first stream, but could go elsewhere, unobserved."""
@@ -245,7 +266,7 @@ class Machine:
         arrays = writes or reads
         first = self._firsts[stream.device if stream is not None and not arrays else arrays[0].storage.device]
         if stream is None or stream is first or self.keeps_to_first:
-            if self._outstanding:
+            if self._outstanding or self._lends:
                 dependence.wait(reads, writes, first)
                 for array in writes:
                     # From now on whoever follows the first stream follows all others that used it.
@@ -259,8 +280,15 @@ class Machine:
         self._launching = mark = stream.mark()
         try:
             stream.run(run, instruction)
+        except BaseException:
+            if stream.runs_at_once:
+                self._note(reads, writes, mark)  # some of it may have been launched
+            raise
         finally:
             self._launching = None
+        self._note(reads, writes, mark)
+
+    def _note(self, reads: list[Array], writes: list[Array], mark: Mark) -> None:
         dependence.note(reads, writes, mark)
         self._outstanding = True
         self._plain = False

@@ -34,7 +34,7 @@ class Runtime:
         self.table = table
         self.compute = machine.add_stream(compute or Stream(device, "compute"))
         for name, kernel in table.kernels.items():
-            issue_kernel = machine.issuing(kernel)
+            issue_kernel = machine.issuing(kernel, device)
             issue_kernel.__name__, issue_kernel.__doc__ = name, kernel.__doc__
             setattr(self, name, issue_kernel)
 
@@ -52,7 +52,7 @@ class Runtime:
         prepare = getattr(kernel, "prepare", None)
         if prepare is not None:
             run = prepare(self.device, *layouts, **attributes)
-        return machine.issuing_prepared(kernel, attributes, run)
+        return machine.issuing_prepared(kernel, self.device, attributes, run)
 
     def open_stream(self, name: str) -> Stream:
         """A stream beside the compute stream, urgent where the device knows urgency: on the CPU a thread of its own."""

@@ -18,8 +18,11 @@ class Mark(NamedTuple):
 class Stream:
     """A queue on a device. This one runs each instruction at once, in the caller's thread.
 
-    Streams that run asynchronously override `wait_for`, `is_done`, `fence` and `block`.
+    Streams that run asynchronously override `wait_for`, `is_done`, `fence` and `block`. Where `runs_at_once` is not set,
+    `run` only queues what it is given, so what it raises was not begun.
     """
+
+    runs_at_once = True
 
     def __init__(self, device: Device, name: str) -> None:
         self.device = device

@@ -10,7 +10,7 @@ import numpy as np
 from framework.device import Device
 from framework.dtype import DType
 from framework.kernels.table import kernel
-from framework.vm import cuda, dependence
+from framework.vm import cuda
 from framework.vm.allocator import CachingAllocator
 from framework.vm.array import Array, channels_last_stride, contiguous_stride, dense_stride_like
 from framework.vm.instruction import Instruction
@@ -89,7 +89,7 @@ class CudaRuntime(Runtime):
         sent = self.empty(array.shape, array.dtype, array.stride)
         stream = machine.current_stream(self.device)
         machine.issue(Instruction(copy_from_pinned, (sent, array), {}), stream)
-        dependence.hold(array, stream)
+        machine.hold(array, stream)
         if array.ndim != 4 or array.is_channels_last:
             return sent
         laid_out = self.empty(array.shape, array.dtype, channels_last_stride(array.shape))

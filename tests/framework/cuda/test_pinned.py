@@ -9,6 +9,7 @@ import pytest
 
 import framework as flow
 from framework.vm import machine, pinned
+from framework.vm.schedule import scheduled
 
 pytest_plugins = ["tests.framework.cuda.fake_api"]
 
@@ -65,6 +66,30 @@ def test_a_write_waits_until_the_values_were_read(fake_cuda) -> None:
     second = source.to("cuda", non_blocking=True)
     source.numpy()[:] = 0
     assert (first.tolist(), second.tolist()) == ([1, 2], [10, 20])
+
+
+def test_whatever_writes_waits_until_the_values_were_read(fake_cuda) -> None:
+    """Also what is no operation in place: an optimizer, backward, and a module that counts."""
+    weight = flow.nn.Parameter(_pinned([1.0, 2.0]))
+    weight.grad = _pinned([3.0, 4.0])
+    norm = flow.nn.BatchNorm2d(2)
+    norm.running_mean = _pinned([5.0, 6.0])
+    before = [tensor.detach().to("cuda", non_blocking=True) for tensor in (weight, weight.grad, norm.running_mean)]
+    norm(flow.ones(2, 2, 1, 2)).sum().backward()
+    (weight * 2).sum().backward()
+    flow.optim.SGD([weight], lr=1.0).step()
+    assert machine.is_plain
+    assert [tensor.tolist() for tensor in before] == [[1, 2], [3, 4], [5, 6]]
+    assert (weight.tolist(), weight.grad.tolist(), norm.running_mean.tolist()) != ([1, 2], [3, 4], [5, 6])
+
+
+def test_memory_is_held_where_all_stays_on_the_first_stream(fake_cuda) -> None:
+    source = _pinned([1.0, 2.0])
+    with flow.cuda.stream(flow.cuda.Stream()), scheduled("single"):
+        assert flow.cuda.current_stream() == flow.cuda.default_stream()
+        there = source.to("cuda", non_blocking=True)
+        source.numpy()[:] = 0
+    assert there.tolist() == [1, 2]
 
 
 def test_what_is_not_pinned_is_read_at_once(fake_cuda) -> None:

@@ -24,13 +24,15 @@ class FakeSource:
     title = "cpu"
     slack = 0.0
 
-    def __init__(self, capacity: int = 1 << 40, granularity: int = 4096, segment_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, capacity: int = 1 << 40, granularity: int = 4096, segment_bytes: int = 1 << 20, start: int = 1 << 20
+    ) -> None:
         self.capacity = capacity
         self.granularity = granularity
         self.segment_bytes = segment_bytes
         self.out: dict[int, FakeMemory] = {}
         self.asked: list[int] = []
-        self._next = 1 << 20
+        self._next = start
 
     @property
     def given(self) -> int:

@@ -13,7 +13,7 @@ import framework as flow
 from framework.device import cpu
 from framework.dtype import float32
 from framework.kernels import kernel
-from framework.vm import Array, CachingAllocator, Instruction, Mark, Storage, Stream
+from framework.vm import Array, CachingAllocator, HostStream, Instruction, Mark, Storage, Stream
 from framework.vm import machine as the_machine
 from framework.vm.machine import Machine
 from tests.framework.tensors import leaf
@@ -187,9 +187,9 @@ def test_what_was_waited_for_long_ago_costs_nothing(bench: Bench, monkeypatch: p
     issued = []
     in_full = bench.machine._issue
     monkeypatch.setattr(bench.machine, "_issue", lambda *what: (issued.append(what), in_full(*what)))
-    bench.machine.issuing(one)(z, x)
+    bench.machine.issuing(one, cpu)(z, x)
     assert not issued
-    bench.machine.issuing(one)(z, y)
+    bench.machine.issuing(one, cpu)(z, y)
     assert len(issued) == 1
 
 
@@ -197,10 +197,10 @@ def _waits(bench: Bench, *operands: Any) -> bool:
     """Whether the first stream, given an instruction that writes the first operand, is made to wait."""
     waits = bench.streams["first"].waits
     waits.clear()
-    bench.machine.issuing(one)(*operands)
+    bench.machine.issuing(one, cpu)(*operands)
     found = bool(waits)
     waits.clear()
-    bench.machine.issuing_prepared(one, {}, lambda *_: None)(*operands)
+    bench.machine.issuing_prepared(one, cpu, {}, lambda *_: None)(*operands)
     return found or bool(waits)
 
 
@@ -254,19 +254,19 @@ def test_an_instruction_that_is_repeated_is_as_one_issued_anew(bench: Bench) -> 
     assert again() == (a, 3)
     assert ("c", 1) in a.waits
     first.waits.clear()
-    bench.machine.issuing(one)(bench.array(), x)
+    bench.machine.issuing(one, cpu)(bench.array(), x)
     assert first.waits == [("a", 3)]
     # Observers see it, and a policy may keep it on the first stream.
     with bench.machine.observed(lambda observed, run: seen.append(observed)):
         assert again() == (a, 4)
     assert seen == [instruction]
     bench.machine.keeps_to_first = True
-    assert again() == (a, 4)
+    assert again().stream is bench.machine.newest(a).stream is first
     assert x.storage.version == 6
     assert len(ran) == 3
 
 
-def test_a_repeated_instruction_that_fails_is_not_noted(bench: Bench) -> None:
+def test_a_repeated_instruction_that_fails_may_have_begun(bench: Bench) -> None:
     x = bench.array()
 
     def fail() -> None:
@@ -275,7 +275,8 @@ def test_a_repeated_instruction_that_fails_is_not_noted(bench: Bench) -> None:
     again = bench.machine.repeating(Instruction(one, (x,), {}), bench.streams["a"], fail)
     with pytest.raises(ArithmeticError):
         again()
-    assert x.storage.uses is None
+    assert x.storage.uses.write == (bench.streams["a"], 1)
+    assert not bench.machine.is_plain
     assert bench.machine._launching is None
 
 
@@ -299,7 +300,7 @@ def _newest(stream: FakeStream) -> int:
 def test_a_prepared_instruction_waits_and_is_seen_as_any_other(bench: Bench) -> None:
     x, y, z = bench.array(), bench.array(), bench.array()
     ran, seen = [], []
-    issue = bench.machine.issuing_prepared(one, {"factor": 3}, lambda *operands: ran.append(operands))
+    issue = bench.machine.issuing_prepared(one, cpu, {"factor": 3}, lambda *operands: ran.append(operands))
     issue(z, x, None)
     assert ran == [(z, x, None)]
     assert (z.storage.version, x.storage.version) == (1, 0)
@@ -379,7 +380,7 @@ def test_an_instruction_without_a_stream_goes_to_its_devices_first(bench: Bench)
     assert bench.streams["first"].waits == [("b", 1)]
 
 
-def test_what_fails_is_not_noted_as_done(bench: Bench) -> None:
+def test_what_fails_may_have_begun(bench: Bench) -> None:
     @kernel(outputs=1)
     def fails(out: Any) -> None:
         raise ArithmeticError("as it may happen")
@@ -387,8 +388,21 @@ def test_what_fails_is_not_noted_as_done(bench: Bench) -> None:
     x = bench.array()
     with pytest.raises(ArithmeticError):
         bench.issue("a", fails, x)
-    assert x.storage.version == 1  # it may have been written
-    assert bench.issue("b", one, bench.array(), x) == []
+    assert x.storage.version == 1
+    assert bench.issue("b", one, bench.array(), x) == [("a", 1)]
+
+
+def test_what_a_stream_of_the_host_refuses_has_not_begun() -> None:
+    machine, memory = Machine(), CachingAllocator(FakeSource())
+    machine.add_stream(Stream(cpu, "first"))
+    stream = machine.add_stream(HostStream(cpu, "beside"))
+    machine.remove_stream(stream)
+    x = Array(Storage(memory, 16), (4,), (1,), float32)
+    with pytest.raises(RuntimeError, match="is closed"):
+        machine.issue(Instruction(one, (x,), {}), stream)
+    with pytest.raises(RuntimeError, match="is closed"):
+        machine.repeating(Instruction(one, (x,), {}), stream)()
+    assert x.storage.uses is None
 
 
 class LazyStream(Stream):
