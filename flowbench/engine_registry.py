@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-from typing import Literal
+from types import MethodType
+from typing import Literal, cast, get_args
 
 from flowbench.cell import Case, Device
-from flowbench.engine import Engine
+from flowbench.engine import Engine, Tunes
 from flowbench.errors import FlowbenchError, unknown_name
 
 Question = Literal["unavailable", "advice", "gpu_refusal", "unsupported"]
 
 ENTRY_POINT_GROUP = "flowbench.engines"
 _LONGEST_NAME = 200
+
+# What an engine may lack that is no subclass of Engine: it was written before they were asked for, or has nothing to say.
+_OPTIONAL = ("devices", "tunes", "load", "open", "gpu_refusal")
 
 # Listed here rather than as entry points of the own package, so that a checkout that is not installed has them too.
 _BUILT_IN = {
@@ -38,7 +42,10 @@ def skipped_engines() -> dict[str, str]:
 
 
 def load_engine(name: str) -> Engine:
-    """The engine registered as `name`; FlowbenchError for an unknown name, one that does not load or one that is no engine."""
+    """The engine registered as `name`; FlowbenchError for an unknown name, one that does not load or one that is no engine.
+
+    What it may lack it has then, as Engine gives it.
+    """
     sources = _sources()
     if name not in sources:
         raise unknown_name("engine", name, sources)
@@ -52,19 +59,17 @@ def load_engine(name: str) -> Engine:
     lacks = _lacks(engine)
     if lacks is not None:
         raise FlowbenchError(f"engine {name!r} from {source!r} is no engine: {lacks}; see flowbench.engine.Engine")
-    return engine
+    return _completed(engine)
 
 
 def device_refusal(engine: Engine, device: Device) -> str | None:
     """Why `engine` cannot run on `device`; None where it can. An engine that names no devices runs on the CPU."""
-    devices = getattr(engine, "devices", ("cpu",))
+    devices = engine.devices
     return None if device in devices else f"it does not run on {device}, but on {', '.join(map(str, devices))}"
 
 
 def ask(engine: Engine, question: Question, *about: Case) -> str | None:
     """What `engine` answers; FlowbenchError where it raises, or answers with something else than a text or None."""
-    if question == "gpu_refusal" and not hasattr(engine, question):
-        return None  # an engine that knows nothing of GPUs
     try:
         answer = getattr(engine, question)(*about)
     except (Exception, SystemExit) as error:
@@ -85,7 +90,16 @@ def _lacks(engine: object) -> str | None:
             return f"it has no method {name}"
     if getattr(type(engine), "build", None) is Engine.build:
         return "it has no method build of its own"
-    return None
+    tunes, choices = getattr(engine, "tunes", Engine.tunes), get_args(Tunes)
+    return None if tunes in choices else f"its tunes is {str(tunes)[:40]!r}, expected one of {', '.join(choices)}"
+
+
+def _completed(engine: object) -> Engine:
+    for name in _OPTIONAL:
+        if not hasattr(engine, name):
+            default = getattr(Engine, name)
+            setattr(engine, name, MethodType(default, engine) if callable(default) else default)
+    return cast(Engine, engine)
 
 
 def _in_one_line(error: BaseException) -> str:

@@ -192,6 +192,24 @@ class NotesItsSetup(ToyEngine):
         return Path(os.environ["ODD_SETUP_FILE"]).read_text().split()
 
 
+class NoSubclass:
+    """Has the methods that the first engines had, and no base class that would give it those that came later."""
+
+    display_name = "No subclass"
+    library = "toy_engine"
+    build = ToyEngine.build
+    unsupported = ToyEngine.unsupported
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def version(self) -> str:
+        return "1"
+
+    def advice(self) -> str | None:
+        return None
+
+
 class SecondRankRaises(ToyEngine):
     """Rank 1 raises while the others wait at the barrier."""
 

@@ -61,6 +61,7 @@ def test_of_one_name_from_two_packages_the_foreign_one_is_skipped(
         ({"display_name": ""}, "is no engine: its display_name is ''"),
         ({"build": None}, "is no engine: it has no method build"),
         ({"build": Engine.build}, "is no engine: it has no method build of its own"),
+        ({"tunes": "Never"}, "is no engine: its tunes is 'Never', expected one of never, once, always"),
     ],
 )
 def test_what_is_no_engine_is_refused_by_name(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flowbench.cell import Case, Cell
+from flowbench.engine_registry import load_engine
 from flowbench.measure import rank_group
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.processes import marked
@@ -53,6 +54,14 @@ def test_those_that_take_turns_open_and_end_together_and_build_one_after_the_oth
     # Alone there is nobody to open together with.
     run_group(job, MARK)
     assert notes.read_text().split() == ["load", "build", "step", "close", "exit"]
+
+
+@pytest.mark.parametrize("steps_per_turn", [None, 1])
+def test_an_engine_that_is_no_subclass_may_lack_what_came_later(steps_per_turn: int | None) -> None:
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 1)
+    job = Job(Cell.of(case, "toy-no-subclass"), 0, 3, 1, 0, 1e-4, 0.9, steps_per_turn=steps_per_turn)
+    assert run_group(job, MARK).error is None
+    assert load_engine("toy-no-subclass").tunes == "always"
 
 
 def test_those_that_tune_nothing_build_at_the_same_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
