@@ -16,7 +16,7 @@ from flowbench.record.gpu import GpuConditions, GpuProcess, Range
 
 # A reading keeps the driver for some milliseconds: seldom enough not to show in the steps.
 READ_EVERY_S = 1.0
-READ_IN = ("warm-up", "barrier", "steps", "end")
+WORKING = ("warm-up", "steps", "end")
 
 # In this share of the readings, or in more, a slowdown is said to have disturbed.
 SLOWED_SHARE = 0.1
@@ -25,19 +25,22 @@ NOT_GIVEN_BACK_BYTES = 64 * 2**20
 
 
 class GpuWatch:
-    """The GPUs of one process group: made before its processes start, asked to `look` while they run, finished after."""
+    """The GPUs of one round: made before its processes open them, asked to `look` while they run, finished after."""
 
     def __init__(self, driver: Driver, gpus: Sequence[int]) -> None:
         self._driver = driver
         self._before = {gpu: driver.holders(gpu) for gpu in gpus}
         self._readings: dict[int, list[Reading]] = {gpu: [] for gpu in gpus}
-        self._phase, self._read_at = "", -READ_EVERY_S
+        self._phase, self._read_at, self._works = "", -READ_EVERY_S, False
 
     def look(self, phase: str) -> None:
-        """Read, where it is time; at the end of the steps always: the GPUs still run as they did."""
+        """Read, where it is time; at the end of the steps always: the GPUs still run as they did.
+
+        Also while a process waits at a barrier, but for those before the first step: until then the GPU is as idle as it was.
+        """
         ended = phase == "end" != self._phase
-        self._phase = phase
-        if phase in READ_IN and (ended or time.monotonic() - self._read_at >= READ_EVERY_S):
+        self._phase, self._works = phase, self._works or phase in WORKING
+        if (phase in WORKING or (phase == "barrier" and self._works)) and (ended or time.monotonic() - self._read_at >= READ_EVERY_S):
             for gpu, readings in self._readings.items():
                 readings.append(self._driver.read(gpu))
             self._read_at = time.monotonic()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 
 from flowbench.measure.agreement import compare_states
@@ -31,6 +30,10 @@ STANDSTILL_S = 5.0
 # What a rank may still take after its result, before it is ended.
 EXIT_S = 10.0
 
+# So often ranks are looked at that say nothing; and those that can say no more, since they are ending: no pipe tells when.
+LOOK_S = 0.1
+LOOK_AT_ENDING_S = 0.01
+
 
 @dataclass(frozen=True)
 class GroupResult:
@@ -48,24 +51,45 @@ class GroupResult:
     disagreement: str | None = None
 
 
+def advance(groups: Sequence[RankGroup]) -> list[RankGroup]:
+    """Watch all groups until each waits to be released or is over, all at the same time; returns those that wait."""
+    outcome: dict[RankGroup, bool] = {}
+    for group in groups:
+        group.looked = time.monotonic()
+    while pending := [group for group in groups if group not in outcome]:
+        descriptors = [group.descriptors for group in pending]
+        wait([one for some in descriptors for one in some], LOOK_S if all(descriptors) else LOOK_AT_ENDING_S)
+        for group in pending:
+            waits = group.look()
+            if waits is not None:
+                outcome[group] = waits
+    return [group for group in groups if outcome[group]]
+
+
 class RankGroup:
     """The ranks of one job. `start` it, `advance` and `release` it in turn until it is over, `close` it, take its `result`.
 
-    `on_step` is told the steps of rank 0, `on_look` its phase whenever the ranks are looked at; both may be set at any time.
+    `looked` is when its ranks were last looked at, a time of `time.monotonic()`.
     """
 
     def __init__(self, job: Job, mark: str, silence_s: float | None) -> None:
         self._job, self._mark, self._silence_s = job, mark, silence_s
-        self.on_step: Callable[[int], None] = lambda step: None
-        self.on_look: Callable[[Phase], None] = lambda phase: None
+        self._on_step: Callable[[int], None] = lambda step: None
+        self._on_look: Callable[[Phase], None] = lambda phase: None
         self._ranks: list[RankProcess] = []
-        self._selector = selectors.DefaultSelector()
+        self._open: dict[int, RankProcess] = {}
+        self.looked = time.monotonic()
         self._error: str | None = None
         self._notes: list[str] = []
         self._version: str | None = None
         self._profile: Profile | None = None
         self._kills_before = _memory_kills()
         self._launched: Launched | None = None
+
+    def begin(self, on_step: Callable[[int], None], on_look: Callable[[Phase], None]) -> None:
+        """From now on it is measured: `on_step` is told the steps of rank 0, `on_look` its phase whenever the ranks are looked at."""
+        self._on_step, self._on_look = on_step, on_look
+        self._kills_before = _memory_kills()
 
     def start(self) -> None:
         """Start the ranks and tell each its job; they go on by themselves to their first barrier."""
@@ -82,7 +106,7 @@ class RankGroup:
         """Has the ranks started by a launcher, and waits until they have called."""
         environment = rank_environment(0, self._job, self._mark, 0)
         self._launched = Launched(launcher, self._job.launcher_options, self._job.cell.world_size, environment)
-        calls = self._launched.calls(lambda: self.on_look("start"))
+        calls = self._launched.calls(lambda: self._on_look("start"))
         if isinstance(calls, str):
             self._error = calls + last_words(self._launched.tail)
             return
@@ -101,24 +125,24 @@ class RankGroup:
         for descriptor in (rank.events, rank.output):
             if descriptor is not None:
                 os.set_blocking(descriptor, False)
-                self._selector.register(descriptor, selectors.EVENT_READ, rank)
+                self._open[descriptor] = rank
 
-    def advance(self) -> bool:
-        """Until all ranks wait to be released: true; or until all are done or one has failed, whose group is ended: false."""
-        looked = time.monotonic()
-        while self._error is None and any(rank.process.poll() is None for rank in self._ranks):
-            # Of a process that is ending no pipe says when it has ended.
-            for key, _ in self._selector.select(timeout=0.1 if self._selector.get_map() else 0.01):
-                self._read(key.data, key.fd)
-            self.on_look(self._ranks[0].last.phase)
-            looked = self._allow_for_standstill(looked)
-            self._check()
-            if self._error is None and all(rank.waits for rank in self._ranks):
-                return True
-            if self._over():
-                self._notes.append(f"a rank did not end by itself within {EXIT_S:g} s of its result")
-                break
+    def look(self) -> bool | None:
+        """Hear what the ranks have said. True when all wait to be released; false when all are done, or one has failed and the
+        group was ended; None when they are still at it."""
+        running = any(rank.process.poll() is None for rank in self._ranks)
+        for descriptor, rank in list(self._open.items()):
+            self._read(rank, descriptor)
+        if self._ranks:
+            self._on_look(self._ranks[0].last.phase)
+        self._allow_for_standstill()
         self._check()
+        if self._error is None and running:
+            if all(rank.waits for rank in self._ranks):
+                return True
+            if not self._over():
+                return None
+            self._notes.append(f"a rank did not end by itself within {EXIT_S:g} s of its result")
         if self._error is not None:
             for rank in self._ranks:
                 end_group(rank.process.pid)
@@ -130,6 +154,11 @@ class RankGroup:
             rank.heard = time.monotonic()
             rank.waits = False
             self._send(rank, b"go\n")
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What there is to wait for until a rank says something; empty when all that is left is to end."""
+        return list(self._open)
 
     @property
     def has_results(self) -> bool:
@@ -163,7 +192,6 @@ class RankGroup:
                 os.close(descriptor)
             if rank.output is not None and self._launched is None:
                 os.close(rank.output)
-        self._selector.close()
 
     def result(self, left_behind: tuple[str, ...]) -> GroupResult:
         """What came of it; `left_behind` are the command lines of what had to be ended after the ranks."""
@@ -192,8 +220,7 @@ class RankGroup:
     def _read(self, rank: RankProcess, descriptor: int) -> None:
         for chunk in chunks(descriptor):
             if not chunk:  # closed: it would be ready to read for ever
-                with contextlib.suppress(KeyError):
-                    self._selector.unregister(descriptor)
+                self._open.pop(descriptor, None)
                 rank.hung_up = rank.hung_up or descriptor == rank.events
             elif descriptor == rank.output:
                 rank.tail = (rank.tail + chunk)[-TAIL_BYTES:]
@@ -216,7 +243,7 @@ class RankGroup:
             if rank.last.step is not None:
                 rank.longest_step_s = max(rank.longest_step_s, now - rank.heard)
             if rank.number == 0:
-                self.on_step(event.step)
+                self._on_step(event.step)
         rank.heard = now
         rank.last = event
         rank.waits = event.phase == "barrier"
@@ -245,14 +272,13 @@ class RankGroup:
             else:
                 self._fail(rank, self._death(rank, status))
 
-    def _allow_for_standstill(self, looked: float) -> float:
+    def _allow_for_standstill(self) -> None:
         """What we did not see because we were stopped or frozen ourselves, as a paused container is, is no rank's silence."""
-        now = time.monotonic()
-        if now - looked > STANDSTILL_S:
+        unseen_s, self.looked = time.monotonic() - self.looked, time.monotonic()
+        if unseen_s > STANDSTILL_S:
             for rank in self._ranks:
-                rank.heard = min(now, rank.heard + now - looked)
-            self._notes.append(f"flowbench stood still for {now - looked:.0f} s (stopped, or its container paused?)")
-        return now
+                rank.heard = min(self.looked, rank.heard + unseen_s)
+            self._notes.append(f"flowbench stood still for {unseen_s:.0f} s (stopped, or its container paused?)")
 
     def _check_silence(self, rank: RankProcess) -> None:
         if rank.waits and not all(other.waits for other in self._ranks):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from flowbench.measure.processes import end_marked, marked
-from flowbench.measure.rank_group import GroupResult, RankGroup
+from flowbench.measure.rank_group import GroupResult, RankGroup, advance
 from flowbench.measure.wire import Job, Phase
 
 # What the ranks of a group may leave running after themselves, before it is ended.
@@ -32,7 +32,8 @@ def run_group(
 class Round:
     """One group per job, all alive together, of which only one works at a time: what disturbs one disturbs all.
 
-    `start` it ahead of time, or `run` it at once; `close` one that is not run. Its processes carry `mark`, which no others do.
+    `start` it ahead of time and let it `get_ready`, or `run` it at once; `close` one that is not run. Its processes carry
+    `mark`, which no others do.
     """
 
     def __init__(self, jobs: Sequence[Job], mark: str, silence_s: float | None = None) -> None:
@@ -47,13 +48,9 @@ class Round:
         for group in self._groups:
             group.start()
 
-    def get_ready(self) -> None:
-        """Wait until all ranks have done so: now they sleep until `run`."""
-        self._ready = [group for group in self._groups if group.advance()]
-
     def run(
         self,
-        on_steps: Sequence[Callable[[int], None]] = (),
+        on_steps: Sequence[Callable[[int], None]] | None = None,
         on_look: Callable[[Phase], None] = lambda phase: None,
         *,
         build_together: bool = False,
@@ -63,14 +60,13 @@ class Round:
         All open the GPU at the same time, and end at the same time; with `build_together` they also build and take their first
         step at the same time. In between they go from one barrier to the next in turns: forwards, then backwards, and so on.
         """
-        for index, group in enumerate(self._groups):
-            group.on_look = on_look
-            group.on_step = on_steps[index] if on_steps else group.on_step
+        for group, on_step in zip(self._groups, on_steps or [_ignore] * len(self._groups), strict=True):
+            group.begin(on_step, on_look)
         try:
             if not self._started:
                 self.start()
             if self._ready is None:
-                self.get_ready()
+                get_ready([self])
             opened = _all_on(self._ready or ())
             built = _all_on(opened) if build_together else [group for group in opened if _all_on([group])]
             _all_on(_in_turns(built))
@@ -100,11 +96,22 @@ class Round:
         return [pid for group in self._groups for pid in group.process_ids]
 
 
+def get_ready(rounds: Sequence[Round]) -> None:
+    """Wait until all ranks of rounds that were started have done all that takes no GPU: now they sleep until `run`."""
+    ready = advance([group for one in rounds for group in one._groups])
+    for one in rounds:
+        one._ready = [group for group in one._groups if group in ready]
+
+
+def _ignore(step: int) -> None:
+    """Nobody is told of the step."""
+
+
 def _all_on(groups: Sequence[RankGroup]) -> list[RankGroup]:
     """Let all groups go on to their next barrier at the same time; returns those that came there."""
     for group in groups:
         group.release()
-    return [group for group in groups if group.advance()]
+    return advance(groups)
 
 
 def _in_turns(waiting: Sequence[RankGroup]) -> list[RankGroup]:
@@ -113,8 +120,7 @@ def _in_turns(waiting: Sequence[RankGroup]) -> list[RankGroup]:
     while waiting:
         order, waiting = waiting, []
         for group in order:
-            group.release()
-            if group.advance():
+            if _all_on([group]):
                 (finished if group.has_results else waiting).append(group)
         waiting.reverse()
     return finished

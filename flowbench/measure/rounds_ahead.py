@@ -11,7 +11,7 @@ from itertools import count
 
 import psutil
 
-from flowbench.measure.ranks import Round
+from flowbench.measure.ranks import Round, get_ready
 from flowbench.measure.schedule import Turn
 from flowbench.measure.wire import Job
 from flowbench.workload.data import BATCHES
@@ -77,8 +77,7 @@ class RoundsAhead:
             self._rounds[turns].start()
             started.append(self._rounds[turns])
             processes += sum(turn.cell.world_size for turn in turns)
-        for one in started:
-            one.get_ready()
+        get_ready(started)
 
 
 def _can_wait(job: Job) -> bool:

@@ -38,6 +38,7 @@ ENGINES = {
     "toy-holds": "odd_engines:HoldsMemory",
     "toy-waits": "odd_engines:Waits",
     "toy-setup": "odd_engines:NotesItsSetup",
+    "toy-talks-while-loading": "odd_engines:TalksWhileLoading",
     "toy-no-subclass": "odd_engines:NoSubclass",
     "toy-second-raises": "odd_engines:SecondRankRaises",
     "toy-second-slow": "odd_engines:SlowSecondRank",

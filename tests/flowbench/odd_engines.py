@@ -192,6 +192,16 @@ class NotesItsSetup(ToyEngine):
         return Path(os.environ["ODD_SETUP_FILE"]).read_text().split()
 
 
+class TalksWhileLoading(NotesItsSetup):
+    """Writes more than a pipe holds before another process loads too, and waits for that one."""
+
+    def load(self, device: Device) -> None:
+        print("a line of many\n" * 20_000, flush=True)
+        super().load(device)
+        while self._notes().count("load") < 2:
+            time.sleep(0.01)
+
+
 class NoSubclass:
     """Has the methods that the first engines had, and no base class that would give it those that came later."""
 

@@ -187,9 +187,9 @@ def test_gpus_are_read_seldom_while_steps_run_and_once_at_their_end(monkeypatch:
             return READING
 
     watch = GpuWatch(Counting(), [0])  # type: ignore[arg-type]
-    for at, phase in [(0.0, "import"), (1.0, "build"), (2.0, "warm-up"), (2.1, "warm-up"), (2.9, "steps"), (3.1, "steps"),
-                      (3.2, "end"), (3.21, "end"), (3.22, "end")]:  # fmt: skip
+    for at, phase in [(0.0, "import"), (0.5, "barrier"), (1.0, "build"), (2.0, "warm-up"), (2.1, "warm-up"), (2.9, "steps"),
+                      (3.1, "steps"), (4.2, "barrier"), (4.3, "end"), (4.31, "end"), (4.32, "end")]:  # fmt: skip
         now[0] = at
         watch.look(phase)
-    assert Counting.read_at == [2.0, 3.1, 3.2]
-    assert watch.finish()[0].readings == 3
+    assert Counting.read_at == [2.0, 3.1, 4.2, 4.3], "and not before the first step, when clocks are those of an idle GPU"
+    assert watch.finish()[0].readings == 4

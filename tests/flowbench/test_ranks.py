@@ -17,7 +17,7 @@ from flowbench.measure import rank_group
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.processes import marked
 from flowbench.measure.rank_group import GroupResult
-from flowbench.measure.ranks import Round, run_group
+from flowbench.measure.ranks import Round, get_ready, run_group
 from flowbench.measure.wire import Job, Phase, RankState
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -77,6 +77,20 @@ def test_those_that_tune_nothing_build_at_the_same_time(monkeypatch: pytest.Monk
     ]
 
 
+def test_groups_that_work_at_the_same_time_are_listened_to_at_the_same_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ODD_SETUP_FILE", str(tmp_path / "notes"))
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 1)
+    job = Job(Cell.of(case, "toy-talks-while-loading"), 0, 3, 1, 0, 1e-4, 0.9, steps_per_turn=1)
+    rounds = [Round([job], f"{MARK}/{number}", silence_s=10) for number in range(2)]
+    for one in rounds:
+        one.start()
+    get_ready(rounds)
+    assert [one.waits for one in rounds] == [True, True]
+    assert [result.error for one in rounds for result in one.run()] == [None, None]
+
+
 def test_a_late_and_slow_rank_is_waited_for_and_shows() -> None:
     result = group("toy-second-slow")
     assert result.error is None
@@ -97,6 +111,18 @@ def test_a_rank_killed_for_memory_says_so_and_is_the_first_to_go(monkeypatch: py
     result = group("toy-killed", world_size=1)
     assert result.error == "killed by SIGKILL in phase steps, after step 1: the system ran out of memory"
     assert (group("toy-score", world_size=1).error or "").startswith("ValueError: 1000 ")
+
+
+def test_what_was_killed_for_memory_before_a_round_is_not_blamed_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    kills = [0]
+    monkeypatch.setattr(rank_group, "_memory_kills", lambda: kills[0])
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 1)
+    one = Round([Job(Cell.of(case, "toy-killed"), 0, 3, 1, 0, 1e-4, 0.9)], MARK)
+    one.start()
+    get_ready([one])
+    kills[0] += 1  # another program's, while these ranks slept
+    (result,) = one.run()
+    assert result.error == "died of SIGKILL in phase steps, after step 1"
 
 
 def test_ranks_that_were_frozen_with_us_do_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from flowbench.cell import Case, Cell
+from flowbench.measure import rounds_ahead
 from flowbench.measure.processes import marked
 from flowbench.measure.ranks import Round
 from flowbench.measure.rounds_ahead import RoundsAhead
@@ -101,5 +102,5 @@ def started_of(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
     """Rounds that are started from now on, in name only."""
     started: list[Round] = []
     monkeypatch.setattr(Round, "start", lambda one: started.append(one))
-    monkeypatch.setattr(Round, "get_ready", lambda _: None)
+    monkeypatch.setattr(rounds_ahead, "get_ready", lambda _: None)
     return started
