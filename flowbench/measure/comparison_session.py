@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -76,9 +77,7 @@ class ComparisonSession(Session):
                 if (case, pair) in done:
                     continue
                 if self.over_wall_cap():
-                    for other in self._open_cases():
-                        rounds = sum(measured == other for measured, _ in done)
-                        self._close(other, f"the cap of {cap_s:g} s was reached after {rounds} of {sampling} rounds")
+                    self._close_capped(Counter(measured for measured, _ in done), sampling)
                     break
                 done.add((case, pair))
                 later = [(other, number) for number in range(pair, sampling) for other in self._open_cases()]
@@ -89,8 +88,7 @@ class ComparisonSession(Session):
         in_question = to_confirm(self.document, self._judged_sides)
         confirming = [(case, pair) for pair in range(sampling, protocol.pairs) for case in in_question]
         confirming = [one for one in confirming if one not in done]
-        capped = any(reason.startswith("the cap") for reason in comparison_of(self.document).stopped.values())
-        reason = f"the cap of {cap_s:g} s was reached" if capped else None
+        reason = self._capped()
         for index, (case, pair) in enumerate(confirming):
             if not self._has_both_sides(case, in_question[case]):
                 continue
@@ -143,12 +141,16 @@ class ComparisonSession(Session):
     def _make_room(self, pair: int) -> None:
         """Close cases, those of the longest rounds first, where the cap has no time for the least pairs of all: for the others.
 
-        How long a round takes is known after the first without the reference.
+        How long a round takes is known after the first without the reference. The time in which processes started ahead is
+        everyone's, whosever round it was.
         """
         least, cap_s = comparison_of(self.document).least_pairs, self.document.protocol.wall_cap_s
         if pair not in range(REFERENCE_ROUNDS + 1, least):
             return
-        last_round_s = {self.document.by_key[sample.cell].case: sample.wall_s for sample in self.document.samples}
+        last_rounds = {self._round_of(sample)[0]: sample for sample in self.document.samples}
+        starting_s = {case: self._starting_s.get((case, sample.pair), 0.0) for case, sample in last_rounds.items()}
+        shared_s = sum(starting_s.values()) / max(1, len(starting_s))
+        last_round_s = {case: one.wall_s - starting_s[case] + shared_s for case, one in last_rounds.items()}
         open_cases = sorted(self._open_cases(), key=lambda case: last_round_s.get(case, 0.0))
         while len(open_cases) > 1:
             needed_s = (least - pair) * sum(last_round_s.get(case, 0.0) for case in open_cases)
@@ -160,6 +162,25 @@ class ComparisonSession(Session):
                 f"the cap of {cap_s:g} s leaves no time for {least} rounds of all cases, and this one's take the longest:"
                 f" {last_round_s.get(case, 0.0):.1f} s",
             )
+
+    def _close_capped(self, rounds: Mapping[Case, int], sampling: int) -> None:
+        """Close what has not all its rounds when time is up."""
+        for case in self._open_cases():
+            if rounds[case] < sampling:
+                self._close(
+                    case,
+                    f"the cap of {self.document.protocol.wall_cap_s:g} s was reached after {rounds[case]} of {sampling} rounds",
+                )
+
+    def _capped(self) -> str | None:
+        """What the cap kept from being measured; None where nothing was."""
+        cap_s = self.document.protocol.wall_cap_s
+        capped = [why for why in comparison_of(self.document).stopped.values() if why.startswith("the cap")]
+        if any("was reached" in why for why in capped):
+            return f"the cap of {cap_s:g} s was reached"
+        if capped:
+            return f"the cap of {cap_s:g} s left no time for the least rounds of {len(capped)} of the cases"
+        return None
 
     def _is_sure(self, pair: int, later: int) -> bool:
         """Whether no narrow interval that is found in the rounds of `pair` makes one of the pair `later` needless."""

@@ -25,7 +25,7 @@ class Counters:
     """The system's counters at one moment: seconds of CPU time busy and stolen of the cores to use, of ours, pages swapped.
 
     `wall_s` is of the clock that stands still while the machine sleeps, `awake_or_asleep_s` of the one that does not, and
-    `time_of_day_s` of the one that can be set.
+    `time_of_day_s` of the one that can be set. `waiting_s` is the part of `ours_s` that those used who wait for their round.
     """
 
     wall_s: float
@@ -35,6 +35,7 @@ class Counters:
     swapped_pages: int
     awake_or_asleep_s: float = 0.0
     time_of_day_s: float = 0.0
+    waiting_s: float = 0.0
 
 
 def read_counters() -> Counters:
@@ -74,6 +75,17 @@ def disturbances(before: Counters, after: Counters, cores: int) -> Iterator[tupl
     jumped = after.time_of_day_s - before.time_of_day_s - passed_s
     if abs(jumped) > CLOCK_JUMPED_S:
         yield "clock", f"the time of day was set by {jumped:+.0f} s: times of day are off here, durations are not"
+
+
+def awakened(ready: Counters, after: Counters, cores: int) -> Iterator[tuple[str, str]]:
+    """Kind and text of what processes did that should have slept, from when they were ready until one round had been run."""
+    wall_s = after.wall_s - ready.wall_s
+    awake = (after.waiting_s - ready.waiting_s) / wall_s if wall_s > 0 else 0.0
+    if awake > BUSY_SHARE * cores:
+        yield (
+            "other load",
+            f"processes that wait for their round used {awake:.1f} of {cores} cores: something runs on after load()",
+        )
 
 
 def _usable() -> set[int]:

@@ -40,7 +40,8 @@ class GpuWatch:
         """
         ended = phase == "end" != self._phase
         self._phase, self._works = phase, self._works or phase in WORKING
-        if (phase in WORKING or (phase == "barrier" and self._works)) and (ended or time.monotonic() - self._read_at >= READ_EVERY_S):
+        busy = phase in WORKING or (phase == "barrier" and self._works)
+        if busy and (ended or time.monotonic() - self._read_at >= READ_EVERY_S):
             for gpu, readings in self._readings.items():
                 readings.append(self._driver.read(gpu))
             self._read_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Resident memory of this process and its children, and its peak."""
+"""Resident memory of this process and its children, and its peak; what is free here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,25 @@ from pathlib import Path
 
 import psutil
 
+_CGROUP = Path("/sys/fs/cgroup")
 _STATUS = Path("/proc/self/status")
 _CLEAR = Path("/proc/self/clear_refs")
+
+
+def free_bytes() -> int:
+    """What may be taken now: of the machine's memory, and of what its container leaves (cgroup 2 or 1; caches are given up)."""
+    free = psutil.virtual_memory().available
+    for folder, limit, used, cache in (
+        (_CGROUP, "memory.max", "memory.current", "inactive_file"),
+        (_CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most, taken = int((folder / limit).read_text()), int((folder / used).read_text())
+            caches = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):
+            continue  # another version, or no limit: `max`
+        free = min(free, max(0, most - taken + int(caches.get(cache, 0))))
+    return free
 
 
 class ResidentMeter:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from multiprocessing.connection import wait
 from pathlib import Path
 
 from flowbench.measure.agreement import compare_states
@@ -30,10 +29,6 @@ STANDSTILL_S = 5.0
 # What a rank may still take after its result, before it is ended.
 EXIT_S = 10.0
 
-# So often ranks are looked at that say nothing; and those that can say no more, since they are ending: no pipe tells when.
-LOOK_S = 0.1
-LOOK_AT_ENDING_S = 0.01
-
 
 @dataclass(frozen=True)
 class GroupResult:
@@ -51,23 +46,9 @@ class GroupResult:
     disagreement: str | None = None
 
 
-def advance(groups: Sequence[RankGroup]) -> list[RankGroup]:
-    """Watch all groups until each waits to be released or is over, all at the same time; returns those that wait."""
-    outcome: dict[RankGroup, bool] = {}
-    for group in groups:
-        group.looked = time.monotonic()
-    while pending := [group for group in groups if group not in outcome]:
-        descriptors = [group.descriptors for group in pending]
-        wait([one for some in descriptors for one in some], LOOK_S if all(descriptors) else LOOK_AT_ENDING_S)
-        for group in pending:
-            waits = group.look()
-            if waits is not None:
-                outcome[group] = waits
-    return [group for group in groups if outcome[group]]
-
-
 class RankGroup:
-    """The ranks of one job. `start` it, `advance` and `release` it in turn until it is over, `close` it, take its `result`.
+    """The ranks of one job. `start` it, `look` until it waits, `release` it, and so on till it is over; `close` it, take its
+    `result`.
 
     `looked` is when its ranks were last looked at, a time of `time.monotonic()`.
     """
@@ -87,7 +68,7 @@ class RankGroup:
         self._launched: Launched | None = None
 
     def begin(self, on_step: Callable[[int], None], on_look: Callable[[Phase], None]) -> None:
-        """From now on it is measured: `on_step` is told the steps of rank 0, `on_look` its phase whenever the ranks are looked at."""
+        """It is to be measured: `on_step` is told the steps of rank 0, `on_look` its phase whenever the ranks are looked at."""
         self._on_step, self._on_look = on_step, on_look
         self._kills_before = _memory_kills()
 

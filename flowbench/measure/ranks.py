@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import wait
 
 from flowbench.measure.processes import end_marked, marked
-from flowbench.measure.rank_group import GroupResult, RankGroup, advance
+from flowbench.measure.rank_group import GroupResult, RankGroup
 from flowbench.measure.wire import Job, Phase
 
 # What the ranks of a group may leave running after themselves, before it is ended.
 LEFT_BEHIND_S = 1.0
+
+# So often ranks are looked at that say nothing; and those that can say no more, since they are ending: no pipe tells when.
+LOOK_S = 0.1
+LOOK_AT_ENDING_S = 0.01
 
 
 def run_group(
@@ -98,7 +103,7 @@ class Round:
 
 def get_ready(rounds: Sequence[Round]) -> None:
     """Wait until all ranks of rounds that were started have done all that takes no GPU: now they sleep until `run`."""
-    ready = advance([group for one in rounds for group in one._groups])
+    ready = _advance([group for one in rounds for group in one._groups])
     for one in rounds:
         one._ready = [group for group in one._groups if group in ready]
 
@@ -111,7 +116,7 @@ def _all_on(groups: Sequence[RankGroup]) -> list[RankGroup]:
     """Let all groups go on to their next barrier at the same time; returns those that came there."""
     for group in groups:
         group.release()
-    return advance(groups)
+    return _advance(groups)
 
 
 def _in_turns(waiting: Sequence[RankGroup]) -> list[RankGroup]:
@@ -124,3 +129,18 @@ def _in_turns(waiting: Sequence[RankGroup]) -> list[RankGroup]:
                 (finished if group.has_results else waiting).append(group)
         waiting.reverse()
     return finished
+
+
+def _advance(groups: Sequence[RankGroup]) -> list[RankGroup]:
+    """Watch all groups until each waits to be released or is over, all at the same time; returns those that wait."""
+    outcome: dict[RankGroup, bool] = {}
+    for group in groups:
+        group.looked = time.monotonic()
+    while pending := [group for group in groups if group not in outcome]:
+        descriptors = [group.descriptors for group in pending]
+        wait([one for some in descriptors for one in some], LOOK_S if all(descriptors) else LOOK_AT_ENDING_S)
+        for group in pending:
+            waits = group.look()
+            if waits is not None:
+                outcome[group] = waits
+    return [group for group in groups if outcome[group]]

@@ -11,34 +11,42 @@ from itertools import count
 
 import psutil
 
+from flowbench.measure.memory import free_bytes
 from flowbench.measure.ranks import Round, get_ready
 from flowbench.measure.schedule import Turn
 from flowbench.measure.wire import Job
 from flowbench.workload.data import BATCHES
 from flowbench.workload.models import describe_model
 
-# What a process holds beside its batches and weights until it opens a GPU; and the share of the machine's memory for all that
-# were started ahead.
+# What a process holds beside its batches and weights until it opens a GPU; and the share of the free memory for all that were
+# started ahead.
 _LIBRARIES_BYTES = 2**30
 _SHARE_OF_MEMORY = 0.25
+# Each has three pipes to us, of the 1024 files that a process may usually open.
+_MOST_PROCESSES = 64
 
 
 class RoundsAhead:
     """The rounds of a sitting, by their turns. `job_of` says what a turn's ranks are to do, `mark` is the sitting's."""
 
     def __init__(
-        self, job_of: Callable[[Turn], Job], mark: str, silence_s: float | None, cores: int, memory_bytes: int
+        self,
+        job_of: Callable[[Turn], Job],
+        mark: str,
+        silence_s: float | None,
+        cores: int,
+        free: Callable[[], int] = free_bytes,
     ) -> None:
         self._job_of, self._mark, self._silence_s = job_of, mark, silence_s
-        self._cores, self._memory_bytes = cores, memory_bytes * _SHARE_OF_MEMORY
+        self._most_processes, self._free_bytes = min(cores, _MOST_PROCESSES), free
         self._rounds: dict[tuple[Turn, ...], Round] = {}
         self._numbers = count()
 
     def take(self, turns: Sequence[Turn], later: Iterable[Sequence[Turn]] = ()) -> Round:
         """The round of `turns`, to be run next. Where it has not started, it starts now, and some of `later` with it.
 
-        So many that the cores have a process each, and the memory is enough. What waits and is none of `later` is ended; what
-        was killed while it waited starts anew.
+        So many that the cores have a process each, and the free memory is enough. What waits and is none of `later` is ended;
+        what was killed while it waited starts anew. Raises OSError where the system lets no process of `turns` start.
         """
         to_come = [tuple(one) for one in later]
         for outdated in self._rounds.keys() - {tuple(turns), *to_come}:
@@ -66,15 +74,24 @@ class RoundsAhead:
             self._rounds.popitem()[1].close()
 
     def _start(self, rounds: Sequence[tuple[Turn, ...]]) -> None:
-        processes, nbytes = 0, sum(_held_bytes(turn) for waiting in self._rounds for turn in waiting)
+        waiting = [turn for turns in self._rounds for turn in turns]
+        processes, nbytes = sum(turn.cell.world_size for turn in waiting), sum(map(_held_bytes, waiting))
+        most_bytes = _SHARE_OF_MEMORY * (self._free_bytes() + nbytes)
         started: list[Round] = []
         for turns in rounds:
             jobs = [self._job_of(turn) for turn in turns]
             nbytes += sum(map(_held_bytes, turns))
-            if started and (processes >= self._cores or nbytes > self._memory_bytes or not all(map(_can_wait, jobs))):
+            full = processes >= self._most_processes or nbytes > most_bytes
+            if started and (full or not all(map(_can_wait, jobs))):
                 break
             self._rounds[turns] = Round(jobs, f"{self._mark}/{next(self._numbers)}", self._silence_s)
-            self._rounds[turns].start()
+            try:
+                self._rounds[turns].start()
+            except OSError:  # too many processes, or open files
+                if not started:
+                    raise
+                self._rounds.pop(turns).close()
+                break  # it starts when it is to be run, and there is room again
             started.append(self._rounds[turns])
             processes += sum(turn.cell.world_size for turn in turns)
         get_ready(started)

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, Protocol
 
-from flowbench.cell import Cell
+from flowbench.cell import Case, Cell
 from flowbench.engine_registry import load_engine
-from flowbench.measure.disturbance import Counters, disturbances, read_counters
+from flowbench.measure.disturbance import Counters, awakened, disturbances, read_counters
 from flowbench.measure.gpu_memory import foreign_memory
 from flowbench.measure.gpus import GpuWatch, gpu_disturbances
 from flowbench.measure.guard import Guard
@@ -62,8 +62,10 @@ class Session:
         self._path, self._watcher = path, watcher
         self._began = time.monotonic()
         self._estimated_s = self._spent_s = 0.0
-        machine, timeout_s = document.machine, document.protocol.timeout_s
-        self._ahead = RoundsAhead(self.job, document.run_id, timeout_s, machine.usable_cores, machine.memory_bytes)
+        timeout_s, cores = document.protocol.timeout_s, document.machine.usable_cores
+        self._ahead = RoundsAhead(self.job, document.run_id, timeout_s, cores)
+        # How long a round has waited for its processes to start, and for those of others that started with them.
+        self._starting_s: dict[tuple[Case, int], float] = {}
         self._driver: Driver | None = None
         if document.on_gpu:
             self._open_driver()
@@ -130,7 +132,10 @@ class Session:
         if self._driver and first.cell.device == "cuda":
             watch = GpuWatch(self._driver, range(first.cell.world_size))
         started, before = datetime.now(UTC).isoformat(timespec="milliseconds"), self._counters()
-        results = self._ahead.take(turns, later).run(
+        taken = self._ahead.take(turns, later)
+        ready = self._counters()
+        self._starting_s[first.cell.case, first.pair] = ready.wall_s - before.wall_s
+        results = taken.run(
             [self._watcher.step, *(lambda step: None for _ in turns[1:])],
             watch.look if watch else lambda phase: None,
             build_together=self._may_build_together(turns),
@@ -140,16 +145,16 @@ class Session:
         wall_s = after.wall_s - before.wall_s
         self._estimated_s += sum(estimate_s(turn.cell, protocol.steps + protocol.warmup) for turn in turns)
         self._spent_s += wall_s
-        taken = tuple(_sample(turn, result, started, wall_s, gpus) for turn, result in zip(turns, results, strict=True))
-        samples = _judged((*self.document.samples, *taken), self.document, first)
+        new = tuple(_sample(turn, result, started, wall_s, gpus) for turn, result in zip(turns, results, strict=True))
+        samples = _judged((*self.document.samples, *new), self.document, first)
         findings, engines = self.document.findings, self.document.engines
         left_behind = results[0].left_behind  # of all groups: nobody can tell whose it was
-        findings = (*findings, *self._round_findings(first, before, after, gpus, left_behind))
+        findings = (*findings, *self._round_findings(first, (before, ready, after), gpus, left_behind))
         for turn, result in zip(turns, results, strict=True):
             findings = (*findings, *self._findings(turn, result))
             engines = _versioned(engines, turn.cell, result.library_version)
         self.write(samples=samples, findings=findings, engines=engines)
-        for sample in samples[-len(taken) :]:
+        for sample in samples[-len(new) :]:
             self._watcher.sample(sample)
 
     def _may_build_together(self, turns: Sequence[Turn]) -> bool:
@@ -164,8 +169,8 @@ class Session:
 
     def _counters(self) -> Counters:
         """The counters now, where what waits for its round counts as ours too."""
-        counters = read_counters()
-        return replace(counters, ours_s=counters.ours_s + self._ahead.cpu_s())
+        counters, waiting_s = read_counters(), self._ahead.cpu_s()
+        return replace(counters, ours_s=counters.ours_s + waiting_s, waiting_s=waiting_s)
 
     def job(self, turn: Turn) -> Job:
         """What the ranks of a turn are to do."""
@@ -189,13 +194,16 @@ class Session:
     def _round_findings(
         self,
         first: Turn,
-        before: Counters,
-        after: Counters,
+        counters: tuple[Counters, Counters, Counters],
         gpus: tuple[GpuConditions, ...],
         left_behind: Iterable[str],
     ) -> Iterable[Finding]:
-        """What befell all turns that were measured together: told once, of the first."""
-        for kind, message in disturbances(before, after, self.document.machine.usable_cores):
+        """What befell all turns that were measured together: told once, of the first.
+
+        `counters` are those before their processes started, when all were ready, and when they had ended.
+        """
+        (before, ready, after), cores = counters, self.document.machine.usable_cores
+        for kind, message in (*disturbances(before, after, cores), *awakened(ready, after, cores)):
             yield Finding(kind, message, first.cell.key, first.pair)
         known = {finding.message for finding in self.document.findings if finding.pair == first.pair}
         for kind, message in gpu_disturbances(gpus):

@@ -164,6 +164,34 @@ def test_where_the_cap_has_no_time_for_the_least_pairs_of_all_some_get_theirs(
     assert document.comparison is not None
     why = document.comparison.stopped[document.cases[0].key]
     assert why.startswith("the cap of 470 s leaves no time for 6 rounds of all cases") == (pairs[4] < pairs[2])
+    left_out = "the cap of 470 s left no time for the least rounds of 1 of the cases"
+    assert document.ending.reason == ("the cap of 470 s was reached" if most_rounds != 14 else left_out)
+
+
+@pytest.mark.parametrize(("starting_s", "left_out"), [(0.0, 4), (1.5, 2)])
+def test_starting_processes_of_others_ahead_makes_no_round_the_longest(
+    tmp_path: Path, starting_s: float, left_out: int
+) -> None:
+    request = replace(REQUEST, batch_sizes=(4, 2))
+    document = plan_comparison(request, (), Side("a", None), Side("b", None), {})
+    document = replace(document, protocol=replace(document.protocol, wall_cap_s=470.0))
+    sitting = MadeUp(store.create(tmp_path, document), document, noisy, 10, Listening())
+    # Of the 2 s of a round of 4 images these have gone into starting; what is left is less than the 1 s of the other.
+    longest, other = sitting.document.cases
+    sitting._starting_s = dict.fromkeys(((longest, pair) for pair in range(8)), starting_s)
+    sitting.run()
+    assert sitting.document.comparison is not None
+    early = [case for case in (longest, other) if "leaves no time" in sitting.document.comparison.stopped[case.key]]
+    assert [case.input_shape[0] for case in early] == [left_out]
+
+
+def test_a_case_with_all_its_rounds_was_not_cut_short_by_the_cap(tmp_path: Path) -> None:
+    document = sitting(tmp_path, noisy, replace(REQUEST, batch_sizes=(4, 2)), most_rounds=15)
+    assert document.comparison is not None
+    assert [document.comparison.stopped[case.key] for case in document.cases] == [
+        "all 8 pairs were measured, and the interval is still wider than wanted",
+        "the cap of 470 s was reached after 7 of 8 rounds",
+    ]
 
 
 def test_confirming_may_take_a_quarter_more_than_the_cap(tmp_path: Path) -> None:
@@ -223,12 +251,18 @@ def test_what_disturbs_a_round_is_told_once(tmp_path: Path, monkeypatch: pytest.
     result = GroupResult((rank,), None, ("a remark",), None, ("python a child",))
     monkeypatch.setattr(Round, "start", lambda _: None)
     monkeypatch.setattr(Round, "run", lambda *_, **__: [result] * len(document.cells))
-    readings = iter([Counters(0, 0, 0, 0, 0), Counters(1, 1000, 0, 0, 0)])
+    readings = iter([Counters(0, 0, 0, 0, 0), Counters(0.5, 500, 0, 0, 0), Counters(1, 1000, 0, 0, 0)])
     monkeypatch.setattr(session, "read_counters", lambda: next(readings))
     sides = dict.fromkeys(("base", "head", "canary"), Place())
     sitting = ComparisonSession(
         store.create(tmp_path, document), document, sides, Listening(), lambda: Counters(0, 0, 0, 0, 0)
     )
+    waiting_s = iter([9, 30, 30 + 0.5 * document.machine.usable_cores])  # before, when all were ready, and in the end
+    monkeypatch.setattr(sitting._ahead, "cpu_s", lambda: next(waiting_s))
     sitting._round(document.cases[0], 0)
-    kinds = Counter(finding.kind for finding in sitting.document.findings[len(document.findings) :])
-    assert kinds == {"other load": 1, "left behind": 1, "remark": len(document.cells)}
+    found = sitting.document.findings[len(document.findings) :]
+    kinds = Counter(finding.kind for finding in found)
+    assert kinds == {"other load": 2, "left behind": 1, "remark": len(document.cells)}
+    cores = document.machine.usable_cores
+    told = f"processes that wait for their round used {cores:.1f} of {cores} cores: something runs on after load()"
+    assert told in {finding.message for finding in found}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowbench.measure import disturbance
-from flowbench.measure.disturbance import Counters, disturbances, read_counters
+from flowbench.measure.disturbance import Counters, awakened, disturbances, read_counters
 
 # user, nice, system, idle, waiting, interrupts, soft interrupts, stolen, guest, guest nice: proc(5).
 STAT = """\
@@ -62,3 +62,13 @@ def test_what_is_told_of_ten_seconds_on_two_cores(after: Counters, said: list[tu
     found = list(disturbances(Counters(0, 0, 0, 0, 0, 0, 0), after, 2))
     assert [kind for kind, _ in found] == [kind for kind, _ in said]
     assert all(text.startswith(start) for (_, text), (_, start) in zip(found, said, strict=True))
+
+
+def test_what_should_sleep_and_does_not_is_told() -> None:
+    ready = Counters(10, 0, 0, 0, 0, waiting_s=7)
+    for waiting_s, said in [(7, []), (7.7, []), (9, ["processes that wait for their round used 0.5 of 2 cores"])]:
+        found = [
+            message.partition(":")[0]
+            for _, message in awakened(ready, Counters(14, 0, 0, 0, 0, waiting_s=waiting_s), 2)
+        ]
+        assert found == said

@@ -191,5 +191,7 @@ def test_gpus_are_read_seldom_while_steps_run_and_once_at_their_end(monkeypatch:
                       (3.1, "steps"), (4.2, "barrier"), (4.3, "end"), (4.31, "end"), (4.32, "end")]:  # fmt: skip
         now[0] = at
         watch.look(phase)
-    assert Counting.read_at == [2.0, 3.1, 4.2, 4.3], "and not before the first step, when clocks are those of an idle GPU"
+    assert Counting.read_at == [2.0, 3.1, 4.2, 4.3], (
+        "and not before the first step, when clocks are those of an idle GPU"
+    )
     assert watch.finish()[0].readings == 4

@@ -7,13 +7,15 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from flowbench.cell import Case, Cell
-from flowbench.measure import rounds_ahead
+from flowbench.measure import rank_group, rounds_ahead
 from flowbench.measure.processes import marked
+from flowbench.measure.rank_process import RankProcess
 from flowbench.measure.ranks import Round
 from flowbench.measure.rounds_ahead import RoundsAhead
 from flowbench.measure.schedule import Turn
@@ -33,8 +35,8 @@ def job_of(turn: Turn) -> Job:
     return Job(turn.cell, 0, 2, 1, 0, 1e-4, 0.9, steps_per_turn=1)
 
 
-def ahead(cores: int, memory_bytes: int = 2**50) -> RoundsAhead:
-    return RoundsAhead(job_of, MARK, None, cores, memory_bytes)
+def ahead(cores: int, free_bytes: int = 2**50) -> RoundsAhead:
+    return RoundsAhead(job_of, MARK, None, cores, lambda: free_bytes)
 
 
 def test_so_many_start_that_each_core_has_a_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,11 +93,54 @@ def test_ranks_that_meet_start_with_their_round(monkeypatch: pytest.MonkeyPatch,
 def test_memory_bounds_what_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     started = started_of(monkeypatch)
     rounds = [round_of(pair) for pair in range(4)]
-    ahead(cores=16, memory_bytes=4 * 5 * 2**30).take(rounds[0], rounds[1:])
+    ahead(cores=16, free_bytes=4 * 5 * 2**30).take(rounds[0], rounds[1:])
     assert len(started) == 2, "a quarter of the memory has room for five processes of a GiB each"
     started.clear()
-    ahead(cores=16, memory_bytes=1).take(rounds[0], rounds[1:])
+    ahead(cores=16, free_bytes=1).take(rounds[0], rounds[1:])
     assert len(started) == 1
+
+
+def test_what_waits_has_its_cores_when_one_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = started_of(monkeypatch)
+    rounds = [round_of(pair) for pair in range(6)]
+    some = ahead(cores=6)
+    some.take(rounds[0], rounds[1:])
+    assert len(started) == 3
+    monkeypatch.setattr(Round, "waits", False)
+    monkeypatch.setattr(Round, "close", lambda _: None)
+    some.take(rounds[1], rounds[2:])
+    assert len(started) == 3 + 2, "this one and one more: the third waits"
+
+
+def test_however_many_cores_there_are_pipes_for_so_many_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = started_of(monkeypatch)
+    rounds = [round_of(pair) for pair in range(600)]
+    ahead(cores=1000).take(rounds[0], rounds[1:])
+    assert len(started) == rounds_ahead._MOST_PROCESSES / 2
+
+
+def test_a_round_that_the_system_does_not_let_start_ahead_starts_when_it_is_to_be_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    starts, refused = 0, {2, 4}
+    start = rank_group.start_rank
+
+    def start_some(*arguments: Any) -> RankProcess:
+        nonlocal starts
+        starts += 1
+        if starts - 1 in refused:
+            raise BlockingIOError("Resource temporarily unavailable")
+        return start(*arguments)
+
+    monkeypatch.setattr(rank_group, "start_rank", start_some)
+    some = ahead(cores=6)
+    assert [result.error for result in some.take(round_of(0), [round_of(1)]).run()] == [None] * 2
+    assert not marked(MARK)
+    with pytest.raises(BlockingIOError):  # of a round that is to be run somebody has to know
+        some.take(round_of(1))
+    some.close()
+    assert not marked(MARK)
+    assert [result.error for result in some.take(round_of(1)).run()] == [None] * 2
 
 
 def started_of(monkeypatch: pytest.MonkeyPatch) -> list[Round]:
