@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import Any
 
 from framework.device import Device
+from framework.vm import launch_groups
+from framework.vm.launch_groups import LaunchGroups
 from framework.vm.stream import Mark, Stream
 
 NO_MEMORY = 2  # cudaErrorMemoryAllocation
@@ -87,11 +89,25 @@ def choose(device: Device) -> None:
         _thread.index = device.index
 
 
-def stream_pointer(device: Device) -> int:
-    """The address of the CUDA stream that instructions of `device` are issued to now, `device` being chosen."""
+def launching_on(device: Device) -> int:
+    """The address of the CUDA stream that kernels of `device` are launched on now, `device` being chosen.
+
+    For launches that `launch_groups` knows: those before them may still wait. All else takes `stream_pointer`.
+    """
     if _thread.index != device.index:
         choose(device)
     return _current[device.index]
+
+
+def stream_pointer(device: Device) -> int:
+    """The address of the CUDA stream that instructions of `device` are issued to now, `device` being chosen.
+
+    Whatever is put on the stream at once comes behind all that was launched.
+    """
+    stream = launching_on(device)
+    if launch_groups.of_stream:
+        launch_groups.flush(stream)
+    return stream
 
 
 def is_capturing(device: Device) -> bool:
@@ -119,7 +135,7 @@ class CudaStream(Stream):
         choose(device)
         runtime = api()
         # The device takes the nearest priority it has; lower numbers come first.
-        self.pointer: int = (
+        self._address: int = (
             runtime.streamCreateWithPriority(runtime.streamNonBlocking, -_MOST_URGENT)
             if urgent
             else runtime.streamCreateWithFlags(runtime.streamNonBlocking)
@@ -129,12 +145,27 @@ class CudaStream(Stream):
         self._checkpoints: deque[tuple[int, int]] = deque()
         self._finished = 0
         # The first stream of a device is where its instructions go.
-        _current.setdefault(device.index, self.pointer)
+        _current.setdefault(device.index, self._address)
+        self.group_launches(launch_groups.is_on)
+
+    @property
+    def pointer(self) -> int:
+        """The stream's address, 0 once it has ended; whatever is put on it at once comes behind all that was launched."""
+        if launch_groups.of_stream:
+            launch_groups.flush(self._address)
+        return self._address
+
+    def group_launches(self, on: bool) -> None:
+        """Lets launches that come again as they came before be one launch, or not: see `launch_groups`."""
+        if on and self._address not in launch_groups.of_stream:
+            launch_groups.of_stream[self._address] = LaunchGroups(api(), self._address)
+        elif not on and self._address in launch_groups.of_stream:
+            launch_groups.of_stream.pop(self._address).close()
 
     def run(self, work: Any, name: object = None) -> None:
         """Calls `work`; what it launches goes to this stream."""
         index = self.device.index
-        outer, _current[index] = _current[index], self.pointer
+        outer, _current[index] = _current[index], self._address
         try:
             work()
         finally:
@@ -213,8 +244,9 @@ class CudaStream(Stream):
         self._checkpoints.clear()
         self._idle_events.clear()
         self._finished = self.sequence
-        api().streamDestroy(self.pointer)
-        self.pointer = 0
+        self.group_launches(False)
+        api().streamDestroy(self._address)
+        self._address = 0
 
     def record(self) -> int:
         """An event behind everything issued so far; hand it to `recycle` when it is needed no more."""
@@ -288,6 +320,8 @@ class CudaSource:
 
     def release(self, memory: CudaMemory) -> None:
         """Gives memory back; the driver first waits until nothing running uses it."""
+        # What has been issued may use it, and may not have been launched.
+        launch_groups.flush_all()
         choose(self.device)
         api().free(memory.ptr)
 

@@ -13,7 +13,7 @@ from framework.device import Device
 from framework.kernels.cuda import driver
 from framework.kernels.cuda.compiler import Function
 from framework.kernels.cuda.driver import LaunchConfig
-from framework.vm import cuda, scratch
+from framework.vm import cuda, launch_groups, scratch
 from framework.vm.array import Array
 
 THREADS = 256
@@ -27,7 +27,7 @@ _ADDRESS, _SIZE, _END = 1, 2, 0
 # A launch from another thread must not overwrite an argument block before the driver has read it.
 _lock = threading.Lock()
 
-stream = cuda.stream_pointer
+stream = cuda.launching_on
 
 
 def prepare(
@@ -54,20 +54,26 @@ def prepare(
     attributes = [(driver.STARTS_EARLY, (1,))] if function.starts_early else []
     config = LaunchConfig.of((*grid, 1), (threads, 1, 1), attributes=attributes)
     given_to_driver = (ctypes.byref(config), ctypes.c_void_p(function.address), None, block)
-    launch_kernel, pack = driver.api().cuLaunchKernelEx, head.pack_into
-    acquire, release = _lock.acquire, _lock.release
+    launch_kernel, pack, size_given = driver.api().cuLaunchKernelEx, head.pack, head.size
+    at, acquire, release = ctypes.addressof(arguments), _lock.acquire, _lock.release
+    groups_of = launch_groups.of_stream.get
 
-    def launch(stream: int, *given: Any, _kept: Any = size) -> None:
+    def run(stream: int, given: bytes, _kept: Any = (arguments, size)) -> None:
         # A `with` would cost as much again as what is done in it.
         acquire()
         try:
-            pack(arguments, 0, *given)
+            ctypes.memmove(at, given, size_given)
             config.stream = stream
             status = launch_kernel(*given_to_driver)
         finally:
             release()
         if status:
             raise cuda.translated(driver.error_words(status), "launching a kernel")
+
+    def launch(stream: int, *given: Any) -> None:
+        packed, groups = pack(*given), groups_of(stream)
+        if groups is None or not groups.takes(run, packed):
+            run(stream, packed)
 
     return launch
 
@@ -104,6 +110,7 @@ def workspace(device: Device, on: int, nbytes: int = 0) -> int:
             _outgrown.append(held)
         size = max(_LEAST_WORKSPACE_BYTES, 1 << (COUNTER_BYTES + nbytes - 1).bit_length())
         held = _workspaces[device, on] = scratch(device, size)
+        launch_groups.flush(on)
         cuda.api().memsetAsync(held.ptr, 0, COUNTER_BYTES, on)
     return held.storage.ptr
 

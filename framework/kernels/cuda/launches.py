@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from framework.kernels.cuda import driver, recording
 from framework.kernels.cuda.driver import LaunchConfig
 from framework.kernels.cuda.recording import Node
-from framework.vm import cuda
+from framework.vm import cuda, launch_groups
 
 # The addresses of x, weight, y and scratch memory, 0 where there is none.
 Addresses = tuple[int, int, int, int]
@@ -127,10 +127,18 @@ class Launches:
         # A launch from another thread must not change a parameter before the driver has read it.
         self._lock = threading.Lock()
         self._known: dict[tuple[int, ...], _Calls] = {}
+        # The same one each time it is looked at, as a method is not.
+        self._run_now = self._run
 
     def run(self, stream: int, x: int, weight: int, y: int, workspace: int) -> None:
         """Launches all on `stream`, with the operands at these addresses."""
-        at = (x, weight, y, workspace, stream)
+        at = (x, weight, y, workspace)
+        groups = launch_groups.of_stream.get(stream)
+        if groups is None or not groups.takes(self._run_now, at):
+            self._run(stream, at)
+
+    def _run(self, stream: int, operands: Addresses) -> None:
+        at = (*operands, stream)
         # A `with` would cost as much again as what is done in it.
         self._lock.acquire()
         try:

@@ -15,7 +15,7 @@ from framework.dtype import DType, int64
 from framework.kernels.cuda import compiler, elementwise, launch
 from framework.kernels.cuda.geometry import Shape
 from framework.kernels.table import kernel
-from framework.vm import cuda
+from framework.vm import cuda, launch_groups
 from framework.vm.array import Array
 
 # The note lies in the last of the counters, which no other kernel uses.
@@ -59,6 +59,7 @@ def raise_for_bad_target(device: Device) -> None:
     note = ctypes.c_int64()
     for on, room in launch.workspaces(device):
         where = room + _NOTE_OFFSET
+        launch_groups.flush(on)
         cuda.api().memcpyAsync(ctypes.addressof(note), where, 8, _TO_HOST, on)
         cuda.api().streamSynchronize(on)
         if note.value:

@@ -13,7 +13,7 @@ from typing import ClassVar
 from framework.device import Device
 from framework.kernels.cuda import launches
 from framework.kernels.cuda.library import LibraryError
-from framework.vm import Array, cuda, scratch
+from framework.vm import Array, cuda, launch_groups, scratch
 
 # Up to this size, memory that is kept is cheaper than asking for it at each call, and what is reserved does not follow from
 # which plans were chosen: all of a small convolution's, and those of cuDNN's that take a little more than a power of two.
@@ -48,7 +48,7 @@ class Plan(ABC):
 
     def run(self, x: int, weight: int, y: int) -> None:
         """Runs it on the operands at these addresses, with scratch memory of its own."""
-        stream = cuda.stream_pointer(self.device)
+        stream = cuda.launching_on(self.device)
         address = self._shared.get(stream)
         if address is None:
             # Held until it has run.
@@ -57,6 +57,7 @@ class Plan(ABC):
         if direct is not None and not (x | weight | y) % launches.ALIGNMENT:
             direct.run(stream, x, weight, y, address)
         else:
+            launch_groups.flush(stream)
             self._run_by_library(stream, (x, weight, y, address))
 
     @contextmanager

@@ -62,7 +62,7 @@ class FakeRuntimeError(Exception):
 @pytest.fixture
 def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     box = Box()
-    monkeypatch.setattr(module.cuda, "stream_pointer", lambda device: box.stream)
+    monkeypatch.setattr(module.cuda, "launching_on", lambda device: box.stream)
     monkeypatch.setattr(module.cuda, "is_capturing", lambda device: box.is_capturing)
     monkeypatch.setattr(module.cuda, "api", lambda: SimpleNamespace(CUDARuntimeError=FakeRuntimeError))
     monkeypatch.setattr(module, "scratch", box.scratch)

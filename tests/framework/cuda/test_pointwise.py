@@ -77,7 +77,7 @@ def test_a_gradient_is_the_product_of_the_right_operands(kind: str, size: str, m
         return [FakeProduct(request)]
 
     monkeypatch.setattr(pointwise.cublas, "suggestions", suggestions)
-    monkeypatch.setattr(cuda, "stream_pointer", lambda device: 3)
+    monkeypatch.setattr(cuda, "launching_on", lambda device: 3)
     problem = _problem(kind, SIZES[size])
     values = _values(problem)
     place, expected = _expected(problem, values)

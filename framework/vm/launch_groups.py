@@ -1,0 +1,284 @@
+"""Launches of a loop in groups: a sequence that comes again is launched as one CUDA graph, for the price of one launch.
+
+A training step is some hundred launches, each of which costs the host microseconds in the driver alone, and a loop repeats them
+with the same arguments, since blocks of memory keep their addresses. So launches are noted as they come. A sequence that came
+before is recorded as a graph. When its first launch comes again it waits, as do those behind it for as long as they are those
+foretold; with the last one the graph is launched. Where another comes, or anybody asks for the stream, what waits is launched
+one by one. So all runs in the order in which it was issued, and nobody who looks sees that something waited.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+# How many launches a group has at most: the device starts with the first one when the last one has come. Those of fewer than
+# the least are launched one by one, and may become part of longer ones.
+_LEAST, _MOST = 4, 24
+# How often two groups have to follow each other before they become one.
+_TIMES_IN_A_ROW = 2
+# A host that was busy with something else for so long may be so again at this place: what was issued before must not wait.
+_PAUSE_S = 0.0005
+# Where a group was broken off more often than this, and than in one of so many rounds, it is given up.
+_MOST_BREAKS, _ROUNDS_PER_BREAK = 2, 16
+# So many more graphs may be made than are launched: where nothing comes a third time, they are time lost.
+_CREDIT = 256
+# Graphs that are held, and launches that are remembered, at most.
+_MOST_GROUPS, _MOST_NOTED = 1024, 16384
+
+Run = Callable[[int, Any], None]
+
+
+class Launch(NamedTuple):
+    """`run(stream, key)` launches it; launches of the same function and key are the same."""
+
+    run: Run
+    key: Hashable
+
+
+class _Group:
+    """A sequence of launches and its graph, 0 for a short one; and which group came behind it, how often in a row."""
+
+    __slots__ = ("breaks", "executable", "follower", "in_a_row", "launches", "length", "rounds")
+
+    def __init__(self, launches: tuple[Launch, ...], executable: int) -> None:
+        self.launches = launches
+        self.length = len(launches)
+        self.executable = executable
+        self.rounds = self.breaks = self.in_a_row = 0
+        self.follower: _Group | None = None
+
+
+class _Past:
+    """What was launched one by one, and how much of it the latest launches repeat. None stands for whatever lay in between."""
+
+    def __init__(self) -> None:
+        self._noted: list[Launch | None] = [None]
+        self._last: dict[Launch, int] = {}
+        # How many of the latest repeat earlier ones, and where the launch stands that would go on with it.
+        self.repeated = 0
+        self._next = 0
+
+    def goes_on_with(self, launch: Launch) -> bool:
+        """Whether with this launch, too, the latest ones repeat earlier ones; they need not be any."""
+        return self._noted[self._next] == launch
+
+    def note(self, launch: Launch) -> None:
+        """Adds a launch, which goes on with what is repeated or is the first of something else."""
+        if self.goes_on_with(launch):
+            self.repeated += 1
+            self._next += 1
+        else:
+            self._next = self._last.get(launch, -1) + 1
+            self.repeated = int(self._next > 0)
+        self._last[launch] = len(self._noted)
+        self._noted.append(launch)
+
+    def take(self) -> tuple[Launch, ...]:
+        """The latest launches that repeat earlier ones; what is repeated from now on is counted anew."""
+        taken = tuple(self._noted[len(self._noted) - self.repeated :])
+        self.repeated = 0
+        return taken  # type: ignore[return-value]
+
+    def interrupt(self) -> None:
+        """Nothing that is repeated goes on across this point."""
+        self.repeated = self._next = 0
+        if self._noted[-1] is not None:
+            self._noted.append(None)
+        if len(self._noted) > _MOST_NOTED:
+            self._noted[1:] = []
+            self._last.clear()
+
+
+class LaunchGroups:
+    """What was launched on one stream, and the groups found in it. `api` has the calls of CuPy's runtime.
+
+    Any thread may launch; they come in some order, one after the other.
+    """
+
+    def __init__(self, api: Any, stream: int) -> None:
+        self._api, self._stream = api, stream
+        # What waits is launched through the same functions that call `takes`.
+        self._lock = threading.RLock()
+        self._launches_itself = False
+        # The group whose launches are coming, and how many of them have come.
+        self._group: _Group | None = None
+        self._at = 0
+        # The group that ended with the latest launch.
+        self._before: _Group | None = None
+        self._past = _Past()
+        self._noted_s = 0.0
+        self._groups: dict[Launch, _Group] = {}
+        self._credit = _CREDIT
+        self._recording_stream: int | None = None
+
+    def takes(self, run: Run, key: Hashable) -> bool:
+        """Whether a launch that is due is left to this: it waits, or went with its group. If not, the caller launches it."""
+        self._lock.acquire()
+        try:
+            if self._launches_itself:
+                return False
+            group = self._group
+            if group is not None:
+                expected = group.launches[self._at]
+                if expected.run is run and expected.key == key:
+                    self._at += 1
+                    if self._at == group.length:
+                        self._complete(group)
+                    return True
+                self._break_off(group)
+            return self._begins(Launch(run, key))
+        finally:
+            self._lock.release()
+
+    def flush(self) -> None:
+        """Launches what waits: whatever is put on the stream from now on comes behind it."""
+        with self._lock:
+            if self._group is not None:
+                self._break_off(self._group)
+            self._before = None
+            self._end_repetition()
+
+    def close(self) -> None:
+        """Launches what waits, and gives the graphs back."""
+        with self._lock:
+            self.flush()
+            self._forget()
+            if self._recording_stream is not None:
+                self._api.streamDestroy(self._recording_stream)
+                self._recording_stream = None
+
+    def _complete(self, group: _Group) -> None:
+        self._group = None
+        group.rounds += 1
+        if group.executable:
+            self._credit = min(self._credit + 1, _CREDIT)
+            self._api.graphLaunch(group.executable, self._stream)
+        else:
+            self._launch(group.launches)
+        self._noted_s = perf_counter()
+        before, self._before = self._before, group
+        if before is not None and before.length + group.length <= _MOST:
+            self._follows(before, group)
+
+    def _follows(self, before: _Group, group: _Group) -> None:
+        """Notes that a group came directly behind another, and makes them one where it does so again and again."""
+        before.in_a_row = before.in_a_row + 1 if before.follower is group else 1
+        before.follower = group
+        if before.in_a_row > _TIMES_IN_A_ROW and self._groups.get(before.launches[0]) is before:
+            self._make_group(before.launches + group.launches)
+            self._before = None
+
+    def _begins(self, launch: Launch) -> bool:
+        """Whether a group begins with this launch; if not, it is noted."""
+        now_s = perf_counter()
+        if now_s - self._noted_s > _PAUSE_S:
+            self._before = None
+            self._end_repetition()
+        self._noted_s = now_s
+        group = self._groups.get(launch)
+        if group is not None and not self._api.streamIsCapturing(self._stream):
+            self._end_repetition()
+            self._group, self._at = group, 1
+            if group.length == 1:
+                self._complete(group)
+            return True
+        self._before = None
+        self._note(launch)
+        return False
+
+    def _note(self, launch: Launch) -> None:
+        past = self._past
+        if past.repeated == _MOST or (past.repeated and not past.goes_on_with(launch)):
+            self._make_group(past.take())
+        past.note(launch)
+
+    def _end_repetition(self) -> None:
+        if self._past.repeated:
+            self._make_group(self._past.take())
+        self._past.interrupt()
+
+    def _break_off(self, group: _Group) -> None:
+        """Launches what has come of a group, which goes on otherwise this time."""
+        waiting = group.launches[: self._at]
+        self._group = self._before = None
+        self._launch(waiting)
+        group.breaks += 1
+        if group.breaks > _MOST_BREAKS + group.rounds // _ROUNDS_PER_BREAK:
+            self._drop(self._groups.pop(group.launches[0]))
+        # They may be a group of their own.
+        self._past.interrupt()
+        for launch in waiting:
+            self._note(launch)
+
+    def _launch(self, launches: tuple[Launch, ...]) -> None:
+        self._launches_itself = True
+        try:
+            for run, key in launches:
+                run(self._stream, key)
+        finally:
+            self._launches_itself = False
+
+    def _make_group(self, launches: tuple[Launch, ...]) -> None:
+        """Makes a group of these launches in place of one that begins as they do and is shorter, if it can be made now."""
+        known = self._groups.get(launches[0])
+        if (known is not None and known.length >= len(launches)) or self._api.streamIsCapturing(self._stream):
+            return
+        executable = 0
+        if len(launches) >= _LEAST:
+            if not self._credit:
+                return
+            self._credit -= 1
+            executable = self._recorded(launches)
+        if known is not None:
+            self._drop(known)
+        elif len(self._groups) == _MOST_GROUPS:
+            self._forget()
+        self._groups[launches[0]] = _Group(launches, executable)
+
+    def _drop(self, group: _Group) -> None:
+        if group.executable:
+            self._api.graphExecDestroy(group.executable)
+
+    def _forget(self) -> None:
+        for group in self._groups.values():
+            self._drop(group)
+        self._groups.clear()
+
+    def _recorded(self, launches: tuple[Launch, ...]) -> int:
+        """A graph of these launches, none of which is run."""
+        api = self._api
+        if self._recording_stream is None:
+            self._recording_stream = api.streamCreateWithFlags(api.streamNonBlocking)
+        stream = self._recording_stream
+        api.streamBeginCapture(stream, api.streamCaptureModeRelaxed)
+        try:
+            for run, key in launches:
+                run(stream, key)
+        finally:
+            graph = api.streamEndCapture(stream)
+        try:
+            return int(api.graphInstantiate(graph))
+        finally:
+            api.graphDestroy(graph)
+
+
+# Whether streams that are opened from now on group their launches.
+is_on = False
+# By the address of the stream; empty where launches are not grouped.
+of_stream: dict[int, LaunchGroups] = {}
+
+
+def flush(stream: int) -> None:
+    """Launches what waits on a stream, if anything can."""
+    groups = of_stream.get(stream)
+    if groups is not None:
+        groups.flush()
+
+
+def flush_all() -> None:
+    """Launches what waits on any stream."""
+    for groups in list(of_stream.values()):
+        groups.flush()
