@@ -39,6 +39,8 @@ class FakeCudaApi:
         # What each event was recorded as last, and which of these were reached.
         self.points: dict[int, int] = {}
         self.passed: set[int] = set()
+        self.recorded: dict[int, list[Any]] = {}
+        self.graphs: dict[int, list[Any]] = {}
         self.failure: FakeError | None = None
         self._chosen = threading.local()
         self._numbers = count(1)
@@ -117,6 +119,36 @@ class FakeCudaApi:
     def eventCreateWithFlags(self, flags: int) -> int:
         self._needs_context()
         return next(self._numbers)
+
+    # ---- graphs: what was put on a stream while it was recorded
+
+    streamCaptureModeRelaxed = 2
+
+    def streamIsCapturing(self, stream: int) -> bool:
+        return stream in self.recorded
+
+    def streamBeginCapture(self, stream: int, mode: int) -> None:
+        self.recorded[stream], self.streams[stream] = self.streams[stream], []
+
+    def streamEndCapture(self, stream: int) -> int:
+        graph = next(self._numbers)
+        self.graphs[graph], self.streams[stream] = self.streams[stream], self.recorded.pop(stream)
+        return graph
+
+    def graphInstantiate(self, graph: int) -> int:
+        executable = next(self._numbers)
+        self.graphs[executable] = self.graphs[graph]
+        return executable
+
+    def graphLaunch(self, executable: int, stream: int) -> None:
+        self.streams[stream] += self.graphs[executable]
+
+    def graphDestroy(self, graph: int) -> None:
+        del self.graphs[graph]
+
+    graphExecDestroy = graphDestroy
+
+    # ---- events
 
     def eventDestroy(self, event: int) -> None:
         self.points.pop(event, None)

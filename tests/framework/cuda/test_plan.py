@@ -11,6 +11,7 @@ from framework.device import Device
 from framework.kernels.cuda import plan as module
 from framework.kernels.cuda.library import LibraryError
 from framework.kernels.cuda.plan import Plan
+from framework.vm import launch_groups
 
 DEVICE = Device("cuda")
 MIB = 1 << 20
@@ -88,6 +89,14 @@ def test_a_large_workspace_is_asked_for_at_each_run_in_few_sizes(box: Box) -> No
     plan.run(512, 1024, 2048)
     assert box.lent == [20 * MIB, 20 * MIB]
     assert [at[4] for at in plan.by_library] == [1 << 30, 2 << 30]
+
+
+def test_a_library_launches_behind_what_was_launched_before(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = FakePlan(0)
+    waiting = SimpleNamespace(flush=lambda: plan.by_library.append(("what waited",)))
+    monkeypatch.setattr(launch_groups, "of_stream", {box.stream: waiting})
+    plan.run(512, 1024, 2048)
+    assert [entry[0] for entry in plan.by_library] == ["what waited", box.stream]
 
 
 def test_a_plan_works_in_memory_that_it_is_given_for_so_long_alone(box: Box) -> None:

@@ -27,6 +27,7 @@ from framework.kernels.cuda.convolution import Geometry
 from framework.kernels.cuda.launches import Place
 from framework.kernels.cuda.problem import FORWARD
 from framework.kernels.cuda.recording import Node
+from framework.vm import launch_groups
 from framework.vm.array import Layout, channels_last_stride
 
 IMAGES = Layout.of((2, 8, 4, 4), channels_last_stride((2, 8, 4, 4)), float32)
@@ -184,6 +185,18 @@ def test_a_launch_that_is_refused_is_said_with_the_drivers_word(monkeypatch: pyt
     run = launch.prepare(Function(5, True), (1, 1), "Q")
     with pytest.raises(flow.cuda.CudaError, match="launching a kernel failed: CUDA_ERROR_INVALID_VALUE"):
         run(0, 512)
+
+
+def test_counters_are_cleared_behind_what_may_still_use_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    api = SimpleNamespace(memsetAsync=lambda *_: done.append("cleared"))
+    room = SimpleNamespace(ptr=512, storage=SimpleNamespace(ptr=512, nbytes=1 << 20))
+    monkeypatch.setattr(launch.cuda, "api", lambda: api)
+    monkeypatch.setattr(launch, "scratch", lambda device, nbytes: room)
+    monkeypatch.setattr(launch, "_workspaces", {})
+    monkeypatch.setattr(launch_groups, "of_stream", {3: SimpleNamespace(flush=lambda: done.append("what waited"))})
+    assert launch.workspace(DEVICE, 3) == 512
+    assert done == ["what waited", "cleared"]
 
 
 # ---- batch normalisation

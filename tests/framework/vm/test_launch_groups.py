@@ -137,6 +137,21 @@ def test_a_loop_that_nobody_looks_at_comes_to_few_graphs(box: Box) -> None:
     assert (graphs <= 8, singles) == (True, 0)
     # The device need not wait long for its first one.
     assert max(map(len, box.api.executables.values())) <= 24
+    box.groups.close()
+    assert box.api.executables == {}
+
+
+def test_groups_that_follow_each_other_become_one(box: Box) -> None:
+    first, second = range(8), range(100, 108)
+    for _ in range(4):
+        for part in (first, second):
+            box.issue(*part)
+            box.look()
+    for round_ in range(6):
+        box.issue(("varies", round_), *first, *second)
+    assert launches_of(box, *first, *second) == (1, 0)
+    box.groups.close()
+    assert box.api.executables == {}
 
 
 def test_a_launch_that_differs_each_time_leaves_the_others_grouped(box: Box) -> None:
@@ -179,9 +194,10 @@ def test_launches_of_another_function_are_other_launches(box: Box) -> None:
     for _ in range(4):
         box.issue(*range(20))
         box.look()
+    box.issue(0, 1, 2)
     other: list[Any] = []
-    box.run = lambda stream, key: other.append((stream, key))
-    assert not box.groups.takes(box.run, 0)
+    assert not box.groups.takes(lambda stream, key: other.append(key), 3)
+    box.look()
 
 
 def test_no_group_goes_on_across_a_pause_of_the_host(box: Box, clock: Clock) -> None:

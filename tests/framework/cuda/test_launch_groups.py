@@ -1,0 +1,247 @@
+"""Launches in groups on CUDA streams: whoever looks at a stream, or puts something on it, comes behind all that was issued."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import framework as flow
+from framework.kernels.cuda import driver, launch
+from framework.kernels.cuda.compiler import Function
+from framework.vm import cuda, launch_groups
+from framework.vm.machine import machine
+from tests.framework.cuda.test_prepared import OwnLaunches
+
+if TYPE_CHECKING:
+    from tests.framework.cuda.fake_api import FakeCudaApi
+
+pytest_plugins = ["tests.framework.cuda.fake_api"]
+
+
+@pytest.fixture
+def grouped() -> Iterator[None]:
+    """Launches go in groups, for one test."""
+    flow.cuda.group_launches()
+    yield
+    flow.cuda.group_launches(False)
+    assert not launch_groups.of_stream
+
+
+class Work:
+    """Launches on a stream of a fake device, and which of them have run."""
+
+    def __init__(self, api: FakeCudaApi, stream: cuda.CudaStream) -> None:
+        self.api, self.stream = api, stream
+        self.ran: list[int] = []
+
+    def launch(self, stream: int, key: int) -> None:
+        self.api.streams[stream].append(lambda: self.ran.append(key))
+
+    def issue(self, *keys: int) -> None:
+        def work() -> None:
+            on = cuda.launching_on(self.stream.device)
+            groups = launch_groups.of_stream[on]
+            for key in keys:
+                if not groups.takes(self._launch, key):
+                    self._launch(on, key)
+
+        self.stream.run(work)
+
+    @property
+    def _launch(self) -> Callable[[int, int], None]:
+        return self.__dict__.setdefault("_kept", self.launch)
+
+
+@pytest.fixture
+def work(fake_cuda: FakeCudaApi) -> Iterator[Work]:
+    """A stream on which ten launches were found to be a group, the first three of which wait."""
+    flow.cuda.group_launches()
+    stream = cuda.CudaStream(flow.device("cuda:0"), "compute")
+    machine.add_stream(stream)
+    made = Work(fake_cuda, stream)
+    for _ in range(4):
+        made.issue(*range(10))
+        stream.synchronize()
+    made.ran.clear()
+    made.issue(0, 1, 2)
+    assert not fake_cuda.streams[stream._address]
+    yield made
+    flow.cuda.group_launches(False)
+
+
+LOOKS: dict[str, Callable[[cuda.CudaStream], object]] = {
+    "synchronize": lambda stream: stream.synchronize(),
+    "block": lambda stream: stream.block(stream.mark()),
+    "fence": lambda stream: stream.fence()(),  # type: ignore[misc]
+    "address": lambda stream: cuda.api().streamSynchronize(stream.pointer),
+    "where instructions go": lambda stream: cuda.api().streamSynchronize(cuda.stream_pointer(stream.device)),
+    "end": lambda stream: machine.remove_stream(stream),
+    "no more groups": lambda stream: (flow.cuda.group_launches(False), cuda.api().streamSynchronize(stream._address)),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_whoever_looks_sees_all_that_was_issued(work: Work, look: str) -> None:
+    LOOKS[look](work.stream)
+    assert work.ran == [0, 1, 2]
+
+
+def test_asking_whether_all_has_run_says_no_until_it_has(work: Work) -> None:
+    assert not work.stream.is_idle()
+    work.stream.synchronize()
+    assert work.stream.is_idle()
+    work.issue(0, 1)
+    work.stream.sequence += 1
+    assert not work.stream.is_done(work.stream.mark())
+
+
+def test_an_event_stands_behind_what_waited(work: Work, fake_cuda: FakeCudaApi) -> None:
+    fake_cuda.eventSynchronize(work.stream.record())
+    assert work.ran == [0, 1, 2]
+
+
+def test_another_stream_that_waits_comes_behind_what_waited(work: Work, fake_cuda: FakeCudaApi) -> None:
+    other = cuda.CudaStream(work.stream.device, "other")
+    other.wait_for(work.stream.mark())
+    fake_cuda.streams[other._address].append(lambda: work.ran.append(99))
+    other.synchronize()
+    assert work.ran == [0, 1, 2, 99]
+    other.end()
+
+
+def test_what_a_stream_waits_for_comes_behind_its_own_launches_before(work: Work, fake_cuda: FakeCudaApi) -> None:
+    other = cuda.CudaStream(work.stream.device, "other")
+    fake_cuda.streams[other._address].append(lambda: work.ran.append(99))
+    work.stream.wait_for(other.mark())
+    work.issue(50)
+    work.stream.synchronize()
+    assert work.ran == [0, 1, 2, 99, 50]
+    other.end()
+
+
+def test_memory_is_given_back_behind_what_may_use_it(work: Work, fake_cuda: FakeCudaApi) -> None:
+    source = cuda.CudaSource(work.stream.device)
+    memory = source.reserve(64)
+    source.release(memory)
+    assert len(fake_cuda.streams[work.stream._address]) == 3
+
+
+def test_streams_of_later_group_their_launches_too(fake_cuda: FakeCudaApi, grouped: None) -> None:
+    stream = cuda.CudaStream(flow.device("cuda:0"), "later")
+    assert stream._address in launch_groups.of_stream
+    stream.end()
+    assert stream._address not in launch_groups.of_stream
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1.0, 1.0000000000000002)])
+def test_launches_are_the_same_by_their_bits(one: float, other: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = OwnLaunches()
+    monkeypatch.setattr(driver, "api", lambda: fake)
+    kept: list[Any] = []
+
+    class Groups:
+        def takes(self, run: Any, key: Any) -> bool:
+            kept.append((run, key))
+            return True
+
+    monkeypatch.setattr(launch_groups, "of_stream", {11: Groups()})
+    run = launch.prepare(Function(5, True), (1, 1), "Qd")
+    for value in (one, other, one, float("nan"), float("nan")):
+        run(11, 512, value)
+    assert not fake.launched
+    assert kept[0] == kept[2] != kept[1]
+    assert kept[3] == kept[4]
+    launched, key = kept[1]
+    launched(12, key)
+    assert fake.launched[0][1] == 12
+    assert fake.launched[0][5] == key
+
+
+# ---- on a device
+
+
+def _trained(steps: int, *, on: bool) -> tuple[list[float], list[np.ndarray], int]:
+    """The losses of some steps, the parameters after them, and how many graphs were launched."""
+    flow.manual_seed(0)
+    generator = np.random.default_rng(0)
+    model = flow.models.resnet18(num_classes=10).to("cuda")
+    head = flow.nn.Sequential(model, flow.nn.Dropout(0.1))
+    head.train()
+    optimizer = flow.optim.SGD(head.parameters(), lr=0.01, momentum=0.9)
+    criterion = flow.nn.CrossEntropyLoss()
+    batches = [
+        (
+            flow.tensor(generator.standard_normal((4, 3, 64, 64)).astype(np.float32), device="cuda"),
+            flow.tensor(generator.integers(0, 10, 4), device="cuda"),
+        )
+        for _ in range(3)
+    ]
+    flow.cuda.group_launches(on)
+    losses: list[Any] = []
+    try:
+        for step in range(steps):
+            images, labels = batches[step % 3]
+            optimizer.param_groups[0]["lr"] = 0.01 / (1 + step // 5)
+            optimizer.zero_grad()
+            loss = criterion(head(images), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item() if step % 4 == 0 else loss)
+            if step == steps // 2:
+                flow.cuda.empty_cache()
+        seen = [one if isinstance(one, float) else one.item() for one in losses]
+        parameters = [parameter.detach().numpy() for parameter in model.parameters()]
+        rounds = sum(
+            group.rounds
+            for one in launch_groups.of_stream.values()
+            for group in one._groups.values()
+            if group.executable
+        )
+    finally:
+        flow.cuda.group_launches(False)
+    return seen, parameters, rounds
+
+
+@pytest.mark.gpu
+def test_training_in_groups_gives_the_same_bits(settings: Any) -> None:
+    settings.deterministic = True
+    losses, parameters, none = _trained(30, on=False)
+    grouped_losses, grouped_parameters, rounds = _trained(30, on=True)
+    assert none == 0
+    assert rounds > 30
+    assert grouped_losses == losses
+    for one, other in zip(grouped_parameters, parameters, strict=True):
+        assert np.array_equal(one, other)
+
+
+@pytest.mark.gpu
+def test_what_waits_has_run_when_the_host_reads(grouped: None) -> None:
+    value = flow.zeros(1000, device="cuda")
+    for step in range(1, 200):
+        for _ in range(6):
+            value += 1
+        if step % 7 == 0:
+            assert value.numpy()[::333].tolist() == [6.0 * step] * 4
+
+
+@pytest.mark.gpu
+def test_groups_are_recorded_into_no_graph_of_somebody_else(grouped: None) -> None:
+    value = flow.zeros(1000, device="cuda")
+    for _ in range(5):
+        for _ in range(6):
+            value += 1
+        flow.cuda.synchronize()
+    api, stream = cuda.api(), cuda.stream_pointer(value.device)
+    api.streamBeginCapture(stream, api.streamCaptureModeRelaxed)
+    for _ in range(6):
+        value += 1
+    graph = api.streamEndCapture(stream)
+    executable = api.graphInstantiate(graph)
+    assert value.numpy()[0] == 30
+    api.graphLaunch(executable, stream)
+    assert value.numpy()[0] == 36
+    api.graphExecDestroy(executable)
+    api.graphDestroy(graph)
