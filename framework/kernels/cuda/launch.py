@@ -54,26 +54,35 @@ def prepare(
     attributes = [(driver.STARTS_EARLY, (1,))] if function.starts_early else []
     config = LaunchConfig.of((*grid, 1), (threads, 1, 1), attributes=attributes)
     given_to_driver = (ctypes.byref(config), ctypes.c_void_p(function.address), None, block)
-    launch_kernel, pack, size_given = driver.api().cuLaunchKernelEx, head.pack, head.size
-    at, acquire, release = ctypes.addressof(arguments), _lock.acquire, _lock.release
+    launch_kernel, pack_into, pack = driver.api().cuLaunchKernelEx, head.pack_into, head.pack
+    given_room, acquire, release = memoryview(arguments).cast("B")[: head.size], _lock.acquire, _lock.release
     groups_of = launch_groups.of_stream.get
 
-    def run(stream: int, given: bytes, _kept: Any = (arguments, size)) -> None:
-        # A `with` would cost as much again as what is done in it.
+    def launch_packed(stream: int, given: bytes) -> None:
+        with _lock:
+            given_room[:] = given
+            config.stream = stream
+            status = launch_kernel(*given_to_driver)
+        if status:
+            raise cuda.translated(driver.error_words(status), "launching a kernel")
+
+    def launch(stream: int, *given: Any, _kept: Any = size) -> None:
+        groups = groups_of(stream)
+        if groups is not None:
+            packed = pack(*given)
+            if not groups.takes(launch_packed, packed):
+                launch_packed(stream, packed)
+            return
+        # As `launch_packed`, which costs a call and a copy more, as a `with` costs as much again as what is done in it.
         acquire()
         try:
-            ctypes.memmove(at, given, size_given)
+            pack_into(arguments, 0, *given)
             config.stream = stream
             status = launch_kernel(*given_to_driver)
         finally:
             release()
         if status:
             raise cuda.translated(driver.error_words(status), "launching a kernel")
-
-    def launch(stream: int, *given: Any) -> None:
-        packed, groups = pack(*given), groups_of(stream)
-        if groups is None or not groups.takes(run, packed):
-            run(stream, packed)
 
     return launch
 
