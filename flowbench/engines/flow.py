@@ -195,6 +195,23 @@ class FlowEagerUntimed(FlowEager):
         return super().unsupported(case)
 
 
+class FlowEagerGrouped(FlowEager):
+    """Flow whose launches go to the GPU in groups, where they come again as they came before."""
+
+    display_name = "Flow-grouped"
+
+    def build(self, task: Task) -> FlowTraining:
+        import framework as flow
+
+        flow.cuda.group_launches()
+        return FlowTraining(task)
+
+    def unsupported(self, case: Case) -> str | None:
+        if case.device != "cuda":
+            return "launches are grouped on a GPU only"
+        return super().unsupported(case)
+
+
 def _build_model(flow: Any, task: Task) -> Any:
     if task.cell.model != "linear":
         return getattr(flow.models, task.cell.model)(num_classes=len(task.weights["fc.bias"]))
