@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from framework.device import Device
@@ -158,7 +158,8 @@ class CudaStream(Stream):
     def group_launches(self, on: bool) -> None:
         """Lets launches that come again as they came before be one launch, or not: see `launch_groups`."""
         if on and self._address not in launch_groups.of_stream:
-            launch_groups.of_stream[self._address] = LaunchGroups(api(), self._address)
+            groups = LaunchGroups(api(), self._address, partial(choose, self.device))
+            launch_groups.of_stream[self._address] = groups
         elif not on and self._address in launch_groups.of_stream:
             launch_groups.of_stream.pop(self._address).close()
 

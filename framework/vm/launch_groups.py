@@ -95,11 +95,12 @@ class _Past:
 class LaunchGroups:
     """What was launched on one stream, and the groups found in it. `api` has the calls of CuPy's runtime.
 
-    Any thread may launch; they come in some order, one after the other.
+    Any thread may launch; they come in some order, one after the other. `choose` lets a thread's calls go to the stream's
+    device, as they do where `takes` is called.
     """
 
-    def __init__(self, api: Any, stream: int) -> None:
-        self._api, self._stream = api, stream
+    def __init__(self, api: Any, stream: int, choose: Callable[[], None]) -> None:
+        self._api, self._stream, self._choose = api, stream, choose
         # What waits is launched through the same functions that call `takes`.
         self._lock = threading.RLock()
         self._launches_itself = False
@@ -136,6 +137,7 @@ class LaunchGroups:
     def flush(self) -> None:
         """Launches what waits: whatever is put on the stream from now on comes behind it."""
         with self._lock:
+            self._choose()
             if self._group is not None:
                 self._break_off(self._group)
             self._before = None

@@ -28,6 +28,7 @@ class FakeApi:
         self.executables: dict[int, list[Any]] = {}
         self.graph_launches = self.single_launches = 0
         self.streams: set[int] = set()
+        self.before_launch: Callable[[], object] = lambda: None
         self._numbers = 100
 
     def _number(self) -> int:
@@ -35,6 +36,7 @@ class FakeApi:
         return self._numbers
 
     def launch(self, stream: int, key: Any) -> None:
+        self.before_launch()
         if stream in self.recorded:
             self.recorded[stream].append(key)
         else:
@@ -95,7 +97,8 @@ class Box:
 
     def __init__(self) -> None:
         self.api = FakeApi()
-        self.groups = LaunchGroups(self.api, STREAM)
+        self.groups = LaunchGroups(self.api, STREAM, self._choose)
+        self.chosen = True
         self.issued: list[Any] = []
         self.run: Callable[[int, Any], None] = self.api.launch
 
@@ -104,6 +107,9 @@ class Box:
             self.issued.append(key)
             if not self.groups.takes(self.run, key):
                 self.run(STREAM, key)
+
+    def _choose(self) -> None:
+        self.chosen = True
 
     def look(self) -> None:
         """As anybody who asks for the stream: all that was issued has run, in its order."""
@@ -188,6 +194,19 @@ def test_a_group_is_not_launched_before_its_last_launch_came(box: Box) -> None:
     assert len(box.api.ran) == ran
     box.issue(19)
     assert len(box.api.ran) == ran + 20
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_device_is_chosen_before_anything_is_launched_or_recorded_for_who_looks(box: Box, waits: bool) -> None:
+    for _ in range(1 if waits else 3):
+        box.issue(*range(20))
+        box.look()
+    box.issue(*range(12))
+    box.chosen = False
+    was_chosen: list[bool] = []
+    box.api.before_launch = lambda: was_chosen.append(box.chosen)
+    box.look()
+    assert was_chosen == [True] * 12
 
 
 def test_launches_of_another_function_are_other_launches(box: Box) -> None:
