@@ -252,6 +252,7 @@ class CachingAllocator:
                 nbytes,
                 allocated=self._allocated + self._borrowed,
                 reserved=self._reserved,
+                borrowed=self._borrowed,
                 limit=self.limit,
                 holders=self._blocks_in_use(),
             )

@@ -20,6 +20,7 @@ def out_of_memory(
     *,
     allocated: int,
     reserved: int,
+    borrowed: int,
     limit: int | None,
     holders: Sequence[Block],
 ) -> str:
@@ -31,6 +32,7 @@ def out_of_memory(
         + (f"limit {size(limit)}, " if limit is not None else "")
         + (f"{size(left)} left on the device, " if left is not None else "")
         + f"held {size(allocated)} ({size(reserved)} reserved, {size(reserved - allocated)} of it free but in pieces)"
+        + (f", of which {size(borrowed)} only while an algorithm is searched for" if borrowed else "")
         + (f"; most is held by: {held}" if held else "")
         + _what_could_be_freed(holders)
         + ". Use a smaller batch, drop tensors, or compute without gradients under no_grad()"
