@@ -117,13 +117,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--pairs starts at 2, for a spread; --steps, --batch-size and --image-size at 1")
     import framework as flow
 
+    models = [name for name in flow.models.__all__ if name.islower()]
+    if asked.model not in models:
+        parser.error(f"--model is one of {', '.join(models)}; got {asked.model!r}")
     if asked.device == "cuda" and not flow.cuda.is_available():
         parser.error(flow.cuda.why() or "there is no CUDA device")
     with one_rank(flow, asked.device) as group:
         print(HEAD, flush=True)
         for batch_size in asked.batch_size:
             shape = (batch_size, 3, asked.image_size, asked.image_size)
-            measured = measure(flow, asked.model, shape, asked.device, group, pairs=asked.pairs, steps=asked.steps)
+            try:
+                measured = measure(flow, asked.model, shape, asked.device, group, pairs=asked.pairs, steps=asked.steps)
+            except (ValueError, flow.OutOfMemoryError) as refused:
+                parser.error(f"{asked.model} cannot be trained on images {list(shape)}: {refused}")
             print(row(batch_size, measured), flush=True)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,24 @@ def test_what_cannot_be_measured_is_refused(setting: str, capsys: pytest.Capture
         ddp_cost.main(setting.split())
     assert refused.value.code == 2
     assert setting.split()[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("--model ResNet", "--model is one of resnet18, .*; got 'ResNet'"),
+        (
+            "--model resnet18 --batch-size 1 --image-size 1",
+            r"resnet18 cannot be trained on images \[1, 3, 1, 1\]: batch_norm",
+        ),
+        ("--batch-size 1000000 --image-size 1000000", r"resnet50 cannot .* 1000000\]: out of memory"),
+    ],
+)
+def test_what_cannot_be_trained_is_named_in_a_line(setting: str, named: str) -> None:
+    pytest.importorskip("framework")
+    ended = subprocess.run([sys.executable, SCRIPT, *setting.split()], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert re.match(f"ddp_cost.py: error: {named}", ended.stderr.splitlines()[-1])
 
 
 def test_the_one_that_sends_goes_through_its_groups_backend() -> None:
