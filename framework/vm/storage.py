@@ -51,7 +51,7 @@ class Storage:
 class SharedStorage(Storage):
     """The memory of another storage, with a version of its own: for arrays in one piece of memory that are written apart.
 
-    Streams that use one are waited for by all.
+    Which streams use it is noted of the whole memory, as for all its parts.
     """
 
     __slots__ = ("whole",)

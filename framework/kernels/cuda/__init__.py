@@ -1,4 +1,4 @@
-"""Kernels of CUDA devices: cuDNN for convolution, cuBLASLt for matrix products, and own CUDA C++ for the rest."""
+"""Kernels of CUDA devices: cuDNN and cuBLASLt for convolutions, cuBLASLt for matrix products, own CUDA C++ for the rest."""
 
 from __future__ import annotations
 
