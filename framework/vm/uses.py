@@ -14,8 +14,8 @@ class Uses:
 
     All of it lies between the addresses `start` and `end`: the parts of a storage, such as the gradients in one piece of
     memory, are written apart. `is_foreign` says that streams of another device use it, such as pinned memory of the host:
-    that device's first stream may follow them, but nobody who uses the memory here follows that one. Strides are never negative,
-    so an array begins at its lowest address.
+    that device's first stream may follow them, but nobody who uses the memory here follows that one. No stride is
+    negative, so an array begins at its lowest address.
     """
 
     __slots__ = ("end", "is_foreign", "reads", "start", "write")
