@@ -123,8 +123,11 @@ class FlowEager(Engine):
 
     def load(self, device: Device) -> None:
         super().load(device)
+        # What these say is said by whoever needs the libraries: asked, they load CuPy and cuDNN, or oneDNN.
         if device == "cuda":
-            self.gpu_refusal()  # imports CuPy and loads cuDNN; what it says is said by whoever needs them
+            self.gpu_refusal()
+        else:
+            self.advice()
 
     def open(self, task: Task) -> None:
         if task.device == "cpu":

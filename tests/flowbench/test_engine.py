@@ -27,6 +27,41 @@ def test_the_built_in_engines_are_there_without_loading_their_frameworks(reposit
     assert done.stdout.splitlines()[-1] == "False False"
 
 
+@pytest.mark.parametrize("engine", ["flow-eager", "torch-eager"])
+def test_built_in_engines_load_their_libraries_before_what_is_counted_as_their_training(
+    engine: str, repository: Path
+) -> None:
+    pytest.importorskip(load_engine(engine).library)
+    if not Path("/proc/self/maps").exists():
+        pytest.skip("the system does not tell which libraries are loaded")
+    code = f"""
+import os
+from flowbench.cell import Case, Cell
+from flowbench.engine import Task
+from flowbench.engine_registry import load_engine
+from flowbench.workload.data import make_batches, make_weights
+from flowbench.workload.models import describe_model
+
+def large_libraries():
+    mapped = {{line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}}
+    return {{path for path in mapped if os.path.exists(path) and os.path.getsize(path) > 2**20}}
+
+cell = Cell.of(Case("resnet18", (2, 3, 32, 32), "float32", "eager", 1, False, True, True, 1), "{engine}")
+weights = make_weights(describe_model("resnet18", (3, 32, 32)), 0)
+task = Task(cell, weights, make_batches((2, 3, 32, 32), 0, 0), 1e-4, 0.9, 0, 1)
+engine = load_engine("{engine}")
+engine.load("cpu")
+loaded = large_libraries()
+training = engine.build(task)
+training.step(0)
+training.loss()
+print(sorted(large_libraries() - loaded))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=repository)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
 def test_flow_has_the_version_of_the_project() -> None:
     assert load_engine("flow-eager").version() == flowbench.__version__
 
