@@ -1,8 +1,8 @@
 """What an engine is: a framework that can train a model one step at a time.
 
 A package adds an engine with an entry point in the group `flowbench.engines`: the name people type, and a class with the
-methods of `Engine`. The class is made in the parent process too, which must not load the framework: import it in `load`
-and what comes after it.
+methods of `Engine`, best a subclass: it has the defaults of what is asked for some day. The class is made in the parent process
+too, which must not load the framework: import it in `load` and what comes after it.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class ComparisonSession(Session):
     def _round(self, case: Case, pair: int, sides: Sequence[str] = (), later: Sequence[tuple[Case, int]] = ()) -> None:
         """One fresh process group of each cell of `case` (or of `sides`), in an order that is reversed from round to round.
 
-        `later` are the rounds that may follow, of cases and pairs; they are for whoever watches.
+        `later` are the rounds that may follow, of cases and pairs: for whoever watches; those that are sure may start ahead.
         """
         turns = self._turns(case, pair, sides)
         self._rounds += 1
