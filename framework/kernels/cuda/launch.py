@@ -56,7 +56,7 @@ def prepare(
     given_to_driver = (ctypes.byref(config), ctypes.c_void_p(function.address), None, block)
     launch_kernel, pack_into, pack = driver.api().cuLaunchKernelEx, head.pack_into, head.pack
     given_room, acquire, release = memoryview(arguments).cast("B")[: head.size], _lock.acquire, _lock.release
-    groups_of = launch_groups.of_stream.get
+    groups_of_stream = launch_groups.of_stream
 
     def launch_packed(stream: int, given: bytes) -> None:
         with _lock:
@@ -67,10 +67,9 @@ def prepare(
             raise cuda.translated(driver.error_words(status), "launching a kernel")
 
     def launch(stream: int, *given: Any, _kept: Any = size) -> None:
-        groups = groups_of(stream)
-        if groups is not None:
+        if groups_of_stream and stream in groups_of_stream:
             packed = pack(*given)
-            if not groups.takes(launch_packed, packed):
+            if not groups_of_stream[stream].takes(launch_packed, packed):
                 launch_packed(stream, packed)
             return
         # As `launch_packed`, which costs a call and a copy more, as a `with` costs as much again as what is done in it.

@@ -128,17 +128,15 @@ class Launches:
         self._lock = threading.Lock()
         self._known: dict[tuple[int, ...], _Calls] = {}
         # The same one each time it is looked at, as a method is not.
-        self._run_now = self._run
+        self._run_later = self._run_on
 
     def run(self, stream: int, x: int, weight: int, y: int, workspace: int) -> None:
         """Launches all on `stream`, with the operands at these addresses."""
-        at = (x, weight, y, workspace)
-        groups = launch_groups.of_stream.get(stream)
-        if groups is None or not groups.takes(self._run_now, at):
-            self._run(stream, at)
-
-    def _run(self, stream: int, operands: Addresses) -> None:
-        at = (*operands, stream)
+        groups_of_stream = launch_groups.of_stream
+        if groups_of_stream and stream in groups_of_stream:
+            if groups_of_stream[stream].takes(self._run_later, (x, weight, y, workspace)):
+                return
+        at = (x, weight, y, workspace, stream)
         # A `with` would cost as much again as what is done in it.
         self._lock.acquire()
         try:
@@ -148,6 +146,9 @@ class Launches:
                     raise cuda.translated(RuntimeError(f"the driver's error {status}"), "launching a convolution")
         finally:
             self._lock.release()
+
+    def _run_on(self, stream: int, operands: Addresses) -> None:
+        self.run(stream, *operands)
 
     def _new(self, at: tuple[int, ...]) -> _Calls:
         """The calls for addresses that are not known: new ones, or the oldest moved there."""
