@@ -85,6 +85,7 @@ class CudaRuntime(Runtime):
         as `from_host` does it.
         """
         if not (array.is_contiguous or array.is_channels_last):
+            machine.settle(array)
             return self.from_host(array.dtype.decode(array.host_view()), array.dtype)
         sent = self.empty(array.shape, array.dtype, array.stride)
         stream = machine.current_stream(self.device)
@@ -103,6 +104,7 @@ class CudaRuntime(Runtime):
         if dense_stride_like(array.shape, array.stride) != array.stride and not array.is_contiguous:
             dense = self.empty(array.shape, array.dtype)
             self.copy(dense, array)
+            machine.settle(dense)  # it may have gone to another stream than what comes
         raw = np.empty(array.size, array.dtype.bits)
         self._staging.receive(raw, dense.ptr)
         stride = contiguous_stride(array.shape) if dense.is_contiguous else dense.stride

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 
 import framework as flow
-from framework.vm import machine, pinned
+from framework.kernels import kernel
+from framework.vm import HostStream, Instruction, machine, pinned, runtime
+from framework.vm import cuda as vm_cuda
 from framework.vm.schedule import scheduled
 
 pytest_plugins = ["tests.framework.cuda.fake_api"]
@@ -200,6 +203,42 @@ def test_what_writes_memory_of_the_host_waits_for_whoever_reads_it_there(fake_cu
         there = source.to("cuda", non_blocking=True)
         source.fill_(5.0)
     assert there.tolist() == [1, 2]
+
+
+@kernel(outputs=1)
+def _copy_elements(out: Any, a: Any) -> None:
+    for place in range(a.size):
+        target, source = (array.ptr + 4 * place * array.stride[0] for array in (out, a))
+        vm_cuda.copy(target, source, 4, vm_cuda.TO_DEVICE, vm_cuda.stream_pointer(out.storage.device))
+
+
+def test_values_with_gaps_are_taken_behind_the_copy_that_lays_them_side_by_side(fake_cuda) -> None:
+    values = flow.tensor([1.0, 2.0, 3.0, 4.0]).to("cuda")
+    there = runtime(values.device)
+    there.copy = machine.issuing(_copy_elements, values.device)
+    with flow.cuda.stream(flow.cuda.Stream()):
+        assert values[::2].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_pinned_memory_is_read_when_streams_of_the_host_have_written_it(fake_cuda, step: int) -> None:
+    source, may_write = _pinned([1.0, 2.0, 3.0, 4.0]), threading.Event()
+
+    @kernel(outputs=1)
+    def write(out: Any) -> None:
+        may_write.wait()
+        out.ndarray[:] = 7
+
+    stream = machine.add_stream(HostStream(source.device, "beside"))
+    machine.issue(Instruction(write, (source.array,), {}), stream)
+    timer = threading.Timer(0.05, may_write.set)
+    timer.start()
+    try:
+        assert source[::step].to("cuda", non_blocking=True).tolist() == [7] * (4 // step)
+    finally:
+        may_write.set()
+        machine.remove_stream(stream)
+        timer.join()
 
 
 def test_a_stream_is_its_threads_own(fake_cuda) -> None:
