@@ -122,12 +122,13 @@ class FlowEager(Engine):
     tunes: Tunes = "once"
 
     def load(self, device: Device) -> None:
-        super().load(device)
+        import framework as flow
+
         # What these say is said by whoever needs the libraries: asked, they load CuPy and cuDNN, or oneDNN.
         if device == "cuda":
             self.gpu_refusal()
         else:
-            self.advice()
+            flow.backends.onednn.available()
 
     def open(self, task: Task) -> None:
         if task.device == "cpu":
