@@ -1,6 +1,6 @@
 """What DistributedDataParallel adds to the training step of one rank, with its collectives sent and without.
 
-    python suites/ddp_cost.py [--device cuda] [--batch-size 1 4 8 16 64] [--pairs 12]
+    python suites/ddp_cost.py [--device cuda] [--batch-size 1 4 8 16 64] [--pairs 40]
 
 Three models train in this process: one alone, one in a DDP whose group of one rank goes through NCCL (shared memory on a CPU)
 as several ranks do, and one in a DDP as it comes, which sends nothing with one rank. They take turns, a block of steps each.
@@ -44,6 +44,8 @@ def measure(
         _block(flow, sides[name], device, _WARMUP_STEPS)
     measured: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(pairs):
+        # Not between the blocks: the nearer they lie, the more alike is the host under them.
+        gc.collect()
         for name in list(sides)[:: -1 if turn % 2 else 1]:
             _block(flow, sides[name], device, 1)
             measured[name].append(_block(flow, sides[name], device, steps))
@@ -72,7 +74,6 @@ def _step(
 
 def _block(flow: Any, step: Step, device: str, steps: int) -> float:
     """The time of a step in ms, over so many and until the device is done with them."""
-    gc.collect()
     _synchronize(flow, device)
     started = time.perf_counter()
     for _ in range(steps):
@@ -110,8 +111,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="resnet50")
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 8, 16, 64])
     parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--pairs", type=int, default=12, help="blocks of each of the three, at least 2; default: 12")
-    parser.add_argument("--steps", type=int, default=10, help="in each block; default: 10")
+    parser.add_argument("--pairs", type=int, default=40, help="blocks of each of the three, at least 2; default: 40")
+    parser.add_argument("--steps", type=int, default=5, help="in each block; default: 5")
     asked = parser.parse_args(arguments)
     if asked.pairs < 2 or asked.steps < 1 or min(asked.batch_size) < 1 or asked.image_size < 1:
         parser.error("--pairs starts at 2, for a spread; --steps, --batch-size and --image-size at 1")
