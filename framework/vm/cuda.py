@@ -80,6 +80,8 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _current: dict[int, int] = {}
+# What is called with the address of a stream that has ended: another one may get that address.
+at_end_of_stream: list[Callable[[int], None]] = []
 
 
 def choose(device: Device) -> None:
@@ -246,6 +248,8 @@ class CudaStream(Stream):
         self._idle_events.clear()
         self._finished = self.sequence
         self.group_launches(False)
+        for forget in at_end_of_stream:
+            forget(self._address)
         api().streamDestroy(self._address)
         self._address = 0
 

@@ -103,8 +103,8 @@ def address(array: Array | None) -> int:
 
 
 _workspaces: dict[tuple[Device, int], Array] = {}
-# Workspaces that were too small: other streams must not get their memory while this one may still use it.
-_outgrown: list[Array] = []
+# Workspaces that were too small, by stream: others must not get their memory while this one may still use it.
+_outgrown: dict[int, list[Array]] = {}
 
 
 def workspace(device: Device, on: int, nbytes: int = 0) -> int:
@@ -115,12 +115,21 @@ def workspace(device: Device, on: int, nbytes: int = 0) -> int:
     held = _workspaces.get((device, on))
     if held is None or held.storage.nbytes < COUNTER_BYTES + nbytes:
         if held is not None:
-            _outgrown.append(held)
+            _outgrown.setdefault(on, []).append(held)
         size = max(_LEAST_WORKSPACE_BYTES, 1 << (COUNTER_BYTES + nbytes - 1).bit_length())
         held = _workspaces[device, on] = scratch(device, size)
         launch_groups.flush(on)
         cuda.api().memsetAsync(held.ptr, 0, COUNTER_BYTES, on)
     return held.storage.ptr
+
+
+def _forget(stream: int) -> None:
+    for key in [key for key in _workspaces if key[1] == stream]:
+        del _workspaces[key]
+    _outgrown.pop(stream, None)
+
+
+cuda.at_end_of_stream.append(_forget)
 
 
 def workspaces(device: Device) -> list[tuple[int, int]]:

@@ -18,8 +18,9 @@ from framework.vm import Array, cuda, launch_groups, scratch
 # Up to this size, memory that is kept is cheaper than asking for it at each call, and what is reserved does not follow from
 # which plans were chosen: all of a small convolution's, and those of cuDNN's that take a little more than a power of two.
 _SHARED_WORKSPACE_BYTES = 17 * 1024 * 1024
-# What all plans with a small workspace use, one after the other on a stream.
-_workspaces: dict[tuple[Device, int], Array] = {}
+# What all plans with a small workspace use, one after the other on a stream: by stream, the memory and where it lies.
+_workspaces: dict[int, Array] = {}
+_shared: dict[int, int] = {}
 
 
 class Plan(ABC):
@@ -28,15 +29,15 @@ class Plan(ABC):
     `library` is whose it is, `workspace_bytes` the scratch memory that it needs.
     """
 
-    __slots__ = ("_launches", "_shared", "device", "workspace_bytes")
+    __slots__ = ("_launches", "_places", "device", "workspace_bytes")
     library: ClassVar[str]
 
     def __init__(self, device: Device, workspace_bytes: int) -> None:
         self.device = device
         self.workspace_bytes = workspace_bytes
         self._launches: launches.Launches | None = None
-        # Where the scratch memory lies that it shares with other plans, by stream.
-        self._shared: dict[int, int] = {}
+        # Where its scratch memory lies, by stream, as far as that is known before it runs.
+        self._places = _shared if 0 < workspace_bytes <= _SHARED_WORKSPACE_BYTES else {}
 
     @abstractmethod
     def text(self) -> bytes:
@@ -49,7 +50,7 @@ class Plan(ABC):
     def run(self, x: int, weight: int, y: int) -> None:
         """Runs it on the operands at these addresses, with scratch memory of its own."""
         stream = cuda.launching_on(self.device)
-        address = self._shared.get(stream)
+        address = self._places.get(stream)
         if address is None:
             # Held until it has run.
             address, _room = self._scratch(stream)
@@ -63,12 +64,11 @@ class Plan(ABC):
     @contextmanager
     def working_in(self, address: int) -> Iterator[None]:
         """Lets it use the scratch memory at this address within, on the current stream, in place of its own."""
-        stream = cuda.stream_pointer(self.device)
-        self._shared[stream] = address
+        own, self._places = self._places, {cuda.stream_pointer(self.device): address}
         try:
             yield
         finally:
-            del self._shared[stream]
+            self._places = own
 
     def learn(self, x: int, weight: int, y: int) -> None:
         """Looks at what it launches, if it is plain, so that `run` need not ask the library. It must have run before.
@@ -93,12 +93,22 @@ class Plan(ABC):
             step = 1 << ((self.workspace_bytes - 1).bit_length() - 3)
             room = scratch(self.device, -(-self.workspace_bytes // step) * step)
             return room.ptr, room
-        address = self._shared[stream] = _shared_workspace(self.device, stream) if self.workspace_bytes else 0
-        return address, None
+        if self.workspace_bytes:
+            return _shared_workspace(self.device, stream), None
+        self._places[stream] = 0
+        return 0, None
 
 
 def _shared_workspace(device: Device, stream: int) -> int:
-    room = _workspaces.get((device, stream))
-    if room is None:
-        room = _workspaces[device, stream] = scratch(device, _SHARED_WORKSPACE_BYTES)
-    return room.ptr
+    if stream not in _shared:
+        room = _workspaces[stream] = scratch(device, _SHARED_WORKSPACE_BYTES)
+        _shared[stream] = room.ptr
+    return _shared[stream]
+
+
+def _forget(stream: int) -> None:
+    _shared.pop(stream, None)
+    _workspaces.pop(stream, None)
+
+
+cuda.at_end_of_stream.append(_forget)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from framework.device import Device
+from framework.kernels.cuda import launch
 from framework.kernels.cuda import plan as module
 from framework.kernels.cuda.library import LibraryError
 from framework.kernels.cuda.plan import Plan
-from framework.vm import launch_groups
+from framework.vm import cuda, launch_groups
 
 DEVICE = Device("cuda")
 MIB = 1 << 20
+
+
+if TYPE_CHECKING:
+    from tests.framework.cuda.fake_api import FakeCudaApi
+
+pytest_plugins = ["tests.framework.cuda.fake_api"]
 
 
 class FakePlan(Plan):
@@ -69,6 +76,7 @@ def box(monkeypatch: pytest.MonkeyPatch) -> Box:
     monkeypatch.setattr(module, "scratch", box.scratch)
     monkeypatch.setattr(module.launches, "record", box.record)
     monkeypatch.setattr(module, "_workspaces", {})
+    monkeypatch.setattr(module, "_shared", {})
     return box
 
 
@@ -81,6 +89,32 @@ def test_small_workspaces_are_one_for_all_plans_on_a_stream(box: Box) -> None:
     for plan, places in zip(plans, ((1 << 30, 2 << 30), (1 << 30, 2 << 30), (0, 0)), strict=True):
         rest = (512, 1024, 2048)
         assert plan.by_library == [(3, *rest, places[0]), (4, *rest, places[1]), (3, *rest, places[0])]
+
+
+def test_the_workspaces_of_a_stream_go_with_it(
+    box: Box, fake_cuda: FakeCudaApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = cuda.CudaStream(Device("cuda:0"), "a user's")
+    box.stream = stream.pointer
+    room = SimpleNamespace(ptr=512, storage=SimpleNamespace(ptr=512, nbytes=1 << 20))
+    monkeypatch.setattr(launch, "scratch", lambda device, nbytes: room)
+    monkeypatch.setattr(launch, "_workspaces", {})
+    monkeypatch.setattr(launch, "_outgrown", {})
+    fake_cuda.memsetAsync = lambda *_: None  # type: ignore[attr-defined]
+    monkeypatch.setattr(module.cuda, "api", lambda: fake_cuda)
+    plan, other = FakePlan(MIB), FakePlan(MIB)
+    plan.run(512, 1024, 2048)
+    other.run(512, 1024, 2048)
+    launch.workspace(stream.device, box.stream)
+    launch.workspace(stream.device, box.stream, 2 << 20)
+    assert launch.workspaces(stream.device) == [(box.stream, 512)]
+    stream.end()
+    # Another stream may get the address.
+    plan.run(512, 1024, 2048)
+    other.run(512, 1024, 2048)
+    assert box.lent == [17 * MIB, 17 * MIB]
+    assert [at[4] for at in (*plan.by_library, *other.by_library)] == [1 << 30, 2 << 30] * 2
+    assert (launch.workspaces(stream.device), launch._outgrown) == ([], {})
 
 
 def test_a_large_workspace_is_asked_for_at_each_run_in_few_sizes(box: Box) -> None:
