@@ -13,6 +13,7 @@ JSON beside the run documents, as they come. Times of one pair of processes say 
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -115,7 +116,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--flowbench-device", choices=["cpu", "cuda"], help="Where operations run; cuda where a GPU answers."
     )
-    group.addoption("--flowbench-batch-size", type=int, metavar="N", help="The batch size of single operations.")
+    group.addoption("--flowbench-batch-size", type=_count, metavar="N", help="The batch size of single operations.")
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"a batch has at least one image, not {value}")
+    return value
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -40,10 +40,12 @@ def measure(
         AS_IT_COMES: parallel,
     }
     for name, wrap in wraps.items():
+        _say(f"N = {shape[0]}: {name}, {_WARMUP_STEPS} steps to warm up")
         sides[name] = _step(flow, wrap, model, shape, device)
         _block(flow, sides[name], device, _WARMUP_STEPS)
     measured: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(pairs):
+        _say(f"N = {shape[0]}: turn {turn + 1} of {pairs}")
         # Not between the blocks: the nearer they lie, the more alike is the host under them.
         gc.collect()
         for name in list(sides)[:: -1 if turn % 2 else 1]:
@@ -72,6 +74,11 @@ def _step(
     return step
 
 
+def _say(what: str) -> None:
+    """Shows what is under way, on a line of its own where that is no terminal."""
+    print(what.ljust(60), file=sys.stderr, end="\r" if sys.stderr.isatty() else "\n", flush=True)
+
+
 def _block(flow: Any, step: Step, device: str, steps: int) -> float:
     """The time of a step in ms, over so many and until the device is done with them."""
     _synchronize(flow, device)
@@ -93,7 +100,7 @@ def row(batch_size: int, measured: dict[str, list[float]]) -> str:
     cells = [str(batch_size), f"{statistics.median(alone):.3f}"]
     for name in (SENDING, AS_IT_COMES):
         costs = [100 * (other / own - 1) for own, other in zip(alone, measured[name], strict=True)]
-        low, middle, high = statistics.quantiles(costs, n=4)
+        low, middle, high = statistics.quantiles(costs, n=4, method="inclusive")
         cells += [f"{statistics.median(measured[name]):.3f}", f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"]
     return f"| {' | '.join(cells)} |"
 

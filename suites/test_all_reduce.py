@@ -17,9 +17,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 SIZES_BYTES = (4_000, 1_000_000, 25_000_000, 100_000_000)
 TURNS = 15
@@ -119,6 +120,8 @@ def table(measured: list[dict[str, Any]], other: str) -> str:
 
 
 def test_all_reduce(capsys: pytest.CaptureFixture) -> None:
+    import pytest  # not needed as a script
+
     for library in ("framework", "torch"):
         pytest.importorskip(library)
     measured = measure(2, "cpu", SIZES_BYTES[:3], turns=5)

@@ -21,7 +21,7 @@ def test_a_cost_is_the_median_over_turns_of_the_ratio_within_each() -> None:
     alone = [4.0, 4.0, 8.0, 8.0]
     measured = {ALONE: alone, SENDING: [4.4, 4.2, 8.0, 8.4], AS_IT_COMES: [3.6, 3.6, 7.2, 7.2]}
     assert ddp_cost.row(16, measured) == (
-        "| 16 | 6.000 | 6.200 | +5.0 % (+1.3 to +8.8) | 5.400 | -10.0 % (-10.0 to -10.0) |"
+        "| 16 | 6.000 | 6.200 | +5.0 % (+3.8 to +6.3) | 5.400 | -10.0 % (-10.0 to -10.0) |"
     )
 
 

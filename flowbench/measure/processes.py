@@ -13,6 +13,8 @@ import sys
 import time
 from pathlib import Path
 
+# What launchers draw around a message.
+_SHORTEST_RULE = 20
 MARK = "FLOWBENCH_SITTING"
 
 # OpenMP and the libraries of linear algebra read these once, when they are loaded.
@@ -105,6 +107,19 @@ def _carries(environment: bytes, mark: bytes) -> bool:
 
 
 def last_words(tail: bytes) -> str:
-    """The last line of what a process printed, to be put behind an error; empty where it printed none."""
-    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
-    return f"; its last words: {lines[-1].strip()[:500]}" if lines else ""
+    """The last line with words of what a process printed, to be put behind an error; empty where it printed none.
+
+    Where a rule closes it, as launchers frame what they say, it is the last paragraph above.
+    """
+    lines = [line.strip() for line in tail.decode(errors="replace").splitlines()]
+    is_framed = False
+    while lines and not _has_words(lines[-1]):
+        is_framed = is_framed or len(lines.pop()) >= _SHORTEST_RULE
+    paragraph: list[str] = []
+    while lines and _has_words(lines[-1]) and (is_framed or not paragraph):
+        paragraph.insert(0, lines.pop())
+    return f"; its last words: {' '.join(paragraph)[:500]}" if paragraph else ""
+
+
+def _has_words(line: str) -> bool:
+    return any(character.isalnum() for character in line)

@@ -19,7 +19,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.measure import launchers
 from flowbench.measure.launchers import LAUNCHERS, PARENT, TOKEN, Launched, launch_command, meet, read_place
 from flowbench.measure.plan import Request, plan_run
-from flowbench.measure.processes import marked
+from flowbench.measure.processes import last_words, marked
 from flowbench.measure.rank_group import GroupResult
 from flowbench.measure.rank_process import chunks
 from flowbench.measure.ranks import run_group
@@ -183,3 +183,17 @@ def test_every_launchers_words_are_understood(variables: dict[str, str], place: 
 def test_a_process_that_no_launcher_started_is_told_so() -> None:
     with pytest.raises(RuntimeError, match="does not say which rank this is"):
         read_place({})
+
+
+@pytest.mark.parametrize(
+    ("printed", "words"),
+    [
+        ("", ""),
+        ("\n---\n\n", ""),
+        ("Traceback:\n  a line\nValueError: no\n", "; its last words: ValueError: no"),
+        ("starting\n" + "-" * 60 + "\nIt was refused.\n\nGive --allow\nto allow it.\n" + "-" * 60 + "\n", "; its last words: Give --allow to allow it."),
+        ("x" * 900, "; its last words: " + "x" * 500),
+    ],
+)  # fmt: skip
+def test_the_last_words_are_a_line_or_what_a_frame_ends_with(printed: str, words: str) -> None:
+    assert last_words(printed.encode()) == words

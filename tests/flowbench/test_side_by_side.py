@@ -200,3 +200,10 @@ def test_the_table_reads_so() -> None:
         "linear       2048->1000         300.0    150.0   0.50       0.50 - 0.50",
     ]
     assert list(table([])) == []
+
+
+@pytest.mark.parametrize("size", ["0", "-3"])
+def test_a_batch_without_images_is_refused_before_anything_runs(suite: pytest.Pytester, size: str) -> None:
+    result = run(suite, f"--flowbench-batch-size={size}")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*--flowbench-batch-size: a batch has at least one image, not {size}"])
