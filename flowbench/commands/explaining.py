@@ -64,7 +64,7 @@ def _profiled(document: RunDocument, cells: list[Cell], source: str) -> RunDocum
 
     jobs = [job_of(document, cell) for cell in cells]
     if document.comparison is None:
-        check_resumable(document, Request(), source)
+        check_resumable(document, Request(), source, "profiled")
         profiles = [profile_cell(job, document.run_id) for job in jobs]
     else:
         differences = document.machine.differences(read_machine())

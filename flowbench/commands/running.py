@@ -137,9 +137,9 @@ def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
     document = read_document(path)
     if document.comparison is not None:
         raise FlowbenchError(f"{path} is of a comparison: go on with flowbench compare --resume {path}")
-    check_resumable(document, request, str(path))
     if document.ending.how == "complete":
         raise FlowbenchError(f"{path} is complete: nothing is missing; see it with: flowbench report {path}")
+    check_resumable(document, request, str(path))
     document = dataclasses.replace(document, protocol=resumed_protocol(document, request))
     return path, whole_rounds(document)
 

@@ -39,15 +39,18 @@ def differences(document: RunDocument, request: Request) -> list[str]:
     return found
 
 
-def check_resumable(document: RunDocument, request: Request, source: str) -> None:
-    """Raise FlowbenchError, naming what differs, where `document` was not measured here with these settings."""
+def check_resumable(document: RunDocument, request: Request, source: str, done: str = "resumed") -> None:
+    """Raise FlowbenchError, naming what differs, where `document` was not measured here with these settings.
+
+    `done` says what is to be done with it.
+    """
     found = differences(document, request)
     if found:
-        raise FlowbenchError(f"{source} cannot be resumed here (then / now): {'; '.join(found)}; start a new run")
+        raise FlowbenchError(f"{source} cannot be {done} here (then / now): {'; '.join(found)}; start a new run")
     for name in dict.fromkeys(engine.registered_name for engine in document.engines):
         reason = why_not(load_engine(name), "unavailable")
         if reason is not None:
-            raise FlowbenchError(f"{source} cannot be resumed here: engine {name}: {reason}")
+            raise FlowbenchError(f"{source} cannot be {done} here: engine {name}: {reason}")
 
 
 def check_same_sides(document: RunDocument, base: Side, head: Side, source: str) -> None:
