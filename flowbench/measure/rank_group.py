@@ -227,6 +227,9 @@ class RankGroup:
                 self._on_step(event.step)
         rank.heard = now
         rank.last = event
+        if rank.number == 0:
+            # For each event: several may have come since the last look, and no phase is to be missed.
+            self._on_look(event.phase)
         rank.waits = event.phase == "barrier"
         rank.result = event.result or rank.result
         rank.state = event.state or rank.state

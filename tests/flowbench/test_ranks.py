@@ -38,6 +38,15 @@ def test_all_ranks_are_recorded_each_with_data_of_its_own() -> None:
     assert len({rank.losses for rank in result.ranks}) == 3
 
 
+def test_no_phase_is_missed_however_soon_the_next_one_comes() -> None:
+    phases: list[Phase] = []
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 1)
+    result = run_group(Job(Cell.of(case, "toy"), 0, 3, 1, 0, 1e-4, 0.9), MARK, on_look=phases.append)
+    assert result.error is None
+    passed = list(dict.fromkeys(phases))
+    assert passed == ["start", "import", "data", "barrier", "build", "warm-up", "steps", "end", "exit"], passed
+
+
 def test_those_that_take_turns_open_and_end_together_and_build_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
