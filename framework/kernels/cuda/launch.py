@@ -58,7 +58,8 @@ def prepare(
     given_room, acquire, release = memoryview(arguments).cast("B")[: head.size], _lock.acquire, _lock.release
     groups_of_stream = launch_groups.of_stream
 
-    def launch_packed(stream: int, given: bytes) -> None:
+    # `size` is what the driver reads: each of the two keeps it, as a group may outlive `launch`.
+    def launch_packed(stream: int, given: bytes, _kept: Any = size) -> None:
         with _lock:
             given_room[:] = given
             config.stream = stream

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import struct
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +160,26 @@ def test_launches_are_the_same_by_their_bits(one: float, other: float, monkeypat
     launched(12, key)
     assert fake.launched[0][1] == 12
     assert fake.launched[0][5] == key
+
+
+def test_what_waits_can_be_launched_when_nobody_else_has_its_launch_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = OwnLaunches()
+    monkeypatch.setattr(driver, "api", lambda: fake)
+    kept: list[Any] = []
+
+    class Groups:
+        def takes(self, run: Any, key: Any) -> bool:
+            kept.append((run, key))
+            return True
+
+    monkeypatch.setattr(launch_groups, "of_stream", {11: Groups()})
+    launch.prepare(Function(5, True), (1, 1), "Q", "q", (7,))(11, 512)
+    # Takes the place of whatever was given up.
+    others = [ctypes.c_size_t(1) for _ in range(1000)]
+    run, key = kept[0]
+    run(12, key)
+    assert fake.launched[0][5] == struct.pack("@Qq", 512, 7)
+    assert len(others) == 1000
 
 
 # ---- on a device
