@@ -162,10 +162,7 @@ class Machine:
                 raise
             finally:
                 self._launching = None
-            for array in arrays:
-                dependence.note_write(array, mark)
-            self._outstanding = True
-            self._plain = False
+            self._note([], arrays, mark)
             return mark
 
         return issue_again
