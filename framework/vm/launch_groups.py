@@ -180,13 +180,15 @@ class LaunchGroups:
             self._before = None
             self._end_repetition()
         self._noted_s = now_s
-        group = self._groups.get(launch)
-        if group is not None and not self._api.streamIsCapturing(self._stream):
+        if launch in self._groups and not self._api.streamIsCapturing(self._stream):
+            # What has been repeated may be a longer group that takes the place of this one, or that of all.
             self._end_repetition()
-            self._group, self._at = group, 1
-            if group.length == 1:
-                self._complete(group)
-            return True
+            group = self._groups.get(launch)
+            if group is not None:
+                self._group, self._at = group, 1
+                if group.length == 1:
+                    self._complete(group)
+                return True
         self._before = None
         self._note(launch)
         return False

@@ -142,10 +142,12 @@ def test_pinned_memory_is_read_beside_the_host_and_not_handed_out_before():
     values = np.random.default_rng(4).standard_normal((16, 3, 256, 256)).astype(np.float32)
     flow.zeros(1, device="cuda")
     busy = flow.zeros(512 * 2**20, device="cuda")
+    # So that the device has memory for it: asking the driver for some can take as long as the work below.
+    flow.tensor(values).pin_memory().to("cuda", non_blocking=True)
     for round_ in range(5):
         source = flow.tensor(values + round_).pin_memory()
-        for _ in range(20):
-            busy.fill_(round_)  # the copy has to wait behind some milliseconds of this
+        for _ in range(100):
+            busy.fill_(round_)  # the copy has to wait behind tens of milliseconds of this
         there = source.to("cuda", non_blocking=True)
         assert not flow.cuda.current_stream().query(), "to() has waited for the device"
         del source

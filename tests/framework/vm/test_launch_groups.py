@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -256,6 +257,18 @@ def test_a_group_that_is_broken_off_again_and_again_is_given_up_for_a_shorter_on
     assert launches_of(box, *range(12)) == (1, 0)
 
 
+def test_a_group_that_begins_where_a_longer_one_is_found_gives_way_to_it(box: Box) -> None:
+    for _ in range(4):
+        box.issue(*range(10))
+        box.look()
+    for _ in range(2):
+        box.issue(*range(5), *"abcdefghij")
+    # With the next one the fifteen are known to repeat, and become a group in place of the ten.
+    box.issue(*range(10))
+    box.look()
+    assert launches_of(box, *range(5), *"abcdefghij") == (1, 0)
+
+
 def test_where_nothing_comes_a_third_time_no_more_graphs_are_made(box: Box) -> None:
     for number in range(400):
         for _ in range(2):
@@ -365,6 +378,30 @@ def test_all_run_once_and_in_their_order_whatever_comes(program: list[Any]) -> N
         assert (box.api.executables, box.api.graphs, box.api.streams) == ({}, {}, set())
     finally:
         launch_groups.perf_counter = before
+
+
+@pytest.mark.parametrize("most_groups", [1024, 4])
+def test_sequences_that_are_broken_off_anywhere_run_once_and_in_their_order(
+    box: Box, clock: Clock, monkeypatch: pytest.MonkeyPatch, most_groups: int
+) -> None:
+    monkeypatch.setattr(launch_groups, "_MOST_GROUPS", most_groups)
+    for seed in range(300):
+        chance = random.Random(seed)
+        sequences = [
+            [chance.randrange(60) for _ in range(chance.randrange(1, 30))] for _ in range(chance.randrange(1, 5))
+        ]
+        for _ in range(20):
+            for sequence in sequences:
+                end = len(sequence) if chance.random() < 0.8 else chance.randrange(len(sequence))
+                box.issue(*sequence[:end])
+                if chance.random() < 0.2:
+                    box.look()
+                if chance.random() < 0.05:
+                    clock.now_s += 1
+        box.look()
+        box.groups.close()
+        box.api.ran.clear()
+        box.issued.clear()
 
 
 @pytest.fixture(autouse=True)
