@@ -4,7 +4,8 @@ At every call the library works out anew which kernels to launch with which para
 addresses made for it. For one plan it always comes to the same, but for the addresses in it. So a plan is recorded into
 CUDA graphs, none of which is ever run: at the addresses given, and twice with each operand moved by a distance of its
 own. Where the first two recordings differ tells where the addresses stand; the third has to be as these foretell, to
-the last byte, or the plan is left to its library.
+the last byte, or the plan is left to its library. Only where the library left an address of the host's memory, another
+at each call, it does not matter which: no kernel reads it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ Addresses = tuple[int, int, int, int]
 ALIGNMENT = 512
 _MOVES = ((3 << 20, 7 << 20, 13 << 20, 29 << 20), tuple([factor * ALIGNMENT for factor in (5, 17, 41, 97)]))
 _FARTHEST = 1 << 40
+# Between the fields of a structure a library leaves what it finds there, which may differ in its first calls.
+_ATTEMPTS = 2
 # Sets of addresses whose calls are kept, for each plan; a set takes a few KiB on the host.
 _MOST_KNOWN = 32
 
@@ -45,25 +48,39 @@ class Place(NamedTuple):
 
 def places(first: Sequence[Node], at: Addresses, moved: Sequence[Node], moved_at: Addresses) -> list[Place] | None:
     """Where addresses stand in what was recorded at `at`, by what was recorded at others; None where that is not plain."""
-    if [node[:3] for node in first] != [node[:3] for node in moved]:
+    differences = _differences(first, moved)
+    if differences is None:
         return None
     shifts = [there - here for here, there in zip(at, moved_at, strict=True)]
     found = []
-    for i, (node, other) in enumerate(zip(first, moved, strict=True)):
-        for j, (here, there) in enumerate(zip(node.parameters, other.parameters, strict=True)):
-            if len(here) != len(there):
-                return None
-            for start in range(0, len(here), 8):
-                old, new = here[start : start + 8], there[start : start + 8]
-                if old == new:
-                    continue
-                value = int.from_bytes(old, sys.byteorder)
-                shift = int.from_bytes(new, sys.byteorder) - value
-                operands = [k for k, distance in enumerate(shifts) if distance == shift and at[k]]
-                if len(old) < 8 or len(operands) != 1 or abs(value - at[operands[0]]) > _FARTHEST:
-                    return None
-                found.append(Place(i, j, start, operands[0], value - at[operands[0]]))
+    for node, parameter, start, old, new in differences:
+        value = int.from_bytes(old, sys.byteorder)
+        shift = int.from_bytes(new, sys.byteorder) - value
+        operands = [k for k, distance in enumerate(shifts) if distance == shift and at[k]]
+        if len(old) == 8 and len(operands) == 1 and abs(value - at[operands[0]]) <= _FARTHEST:
+            found.append(Place(node, parameter, start, operands[0], value - at[operands[0]]))
+        elif not _are_of_the_host(old, new):
+            return None
     return found
+
+
+def _differences(one: Sequence[Node], other: Sequence[Node]) -> list[tuple[int, int, int, bytes, bytes]] | None:
+    """The words in which parameters differ: the node, the parameter, at which byte, and both. None for other kernels."""
+    heads, other_heads = ([(*node[:3], *map(len, node.parameters)) for node in nodes] for nodes in (one, other))
+    if heads != other_heads:
+        return None
+    return [
+        (i, j, start, here[start : start + 8], there[start : start + 8])
+        for i, (node, moved) in enumerate(zip(one, other, strict=True))
+        for j, (here, there) in enumerate(zip(node.parameters, moved.parameters, strict=True))
+        for start in range(0, len(here), 8)
+        if here[start : start + 8] != there[start : start + 8]
+    ]
+
+
+def _are_of_the_host(*words: bytes) -> bool:
+    """Whether these are addresses of the host's memory that the device cannot read, and what lies there is gone by then."""
+    return all(len(word) == 8 and recording.is_of_the_host(int.from_bytes(word, sys.byteorder)) for word in words)
 
 
 def foretold(first: Sequence[Node], found: Sequence[Place], at: Addresses) -> list[Node]:
@@ -83,6 +100,14 @@ def record(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> 
     """
     if not recording.is_readable():
         return None
+    for _ in range(_ATTEMPTS):
+        made = _recorded(execute, stream, at)
+        if made is not None:
+            return made
+    return None
+
+
+def _recorded(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> Launches | None:
     first = recording.recorded(lambda: execute(at), stream)
     if first is None:
         return None
@@ -96,8 +121,10 @@ def record(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> 
             found = places(first, at, moved, moved_at)
             if found is None or _holds_other_memory(first, found):
                 return None
-        elif moved != foretold(first, found, moved_at):
-            return None
+        else:
+            unforeseen = _differences(foretold(first, found, moved_at), moved)
+            if unforeseen is None or not all(_are_of_the_host(old, new) for *_, old, new in unforeseen):
+                return None
     return Launches(first, found or [])
 
 

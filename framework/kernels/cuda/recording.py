@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
+import sys
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 from framework.kernels.cuda import driver
 from framework.vm import cuda
@@ -159,6 +162,21 @@ def is_memory(address: int) -> bool:
     """Whether the driver knows memory at an address."""
     kind = ctypes.c_int()
     return bool(driver.api().cuPointerGetAttribute(ctypes.byref(kind), _MEMORY_TYPE, ctypes.c_uint64(address)) == 0)
+
+
+def is_of_the_host(address: int) -> bool:
+    """Whether an address lies in this process's own memory, which the driver does not know. False where that cannot be told."""
+    if not 0 < address < 1 << 63 or not hasattr(_process(), "mincore"):
+        return False
+    page = ctypes.c_void_p(address - address % mmap.PAGESIZE)
+    in_core = ctypes.c_ubyte()
+    return _process().mincore(page, ctypes.c_size_t(1), ctypes.byref(in_core)) == 0 and not is_memory(address)
+
+
+@lru_cache(maxsize=1)
+def _process() -> Any:
+    """The functions of this process's own libraries."""
+    return None if sys.platform == "win32" else ctypes.CDLL(None)
 
 
 def is_readable() -> bool:
