@@ -27,7 +27,7 @@ _BUILT_IN = {
     "torch-eager-benchmark": "flowbench.engines.torch:TorchEagerBenchmark",
     "torch-channels-last-benchmark": "flowbench.engines.torch:TorchChannelsLastBenchmark",
     "flow-eager-untimed": "flowbench.engines.flow:FlowEagerUntimed",
-    "flow-eager-grouped": "flowbench.engines.flow:FlowEagerGrouped",
+    "flow-eager-ungrouped": "flowbench.engines.flow:FlowEagerUngrouped",
     "torch-channels-last-static": "flowbench.engines.torch:TorchChannelsLastStatic",
 }
 

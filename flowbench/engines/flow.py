@@ -199,15 +199,15 @@ class FlowEagerUntimed(FlowEager):
         return super().unsupported(case)
 
 
-class FlowEagerGrouped(FlowEager):
-    """Flow whose launches go to the GPU in groups, where they come again as they came before."""
+class FlowEagerUngrouped(FlowEager):
+    """Flow whose launches go to the GPU one by one, also where they come again as they came before."""
 
-    display_name = "Flow-grouped"
+    display_name = "Flow-ungrouped"
 
     def build(self, task: Task) -> FlowTraining:
         import framework as flow
 
-        flow.cuda.group_launches()
+        flow.cuda.group_launches(False)
         return FlowTraining(task)
 
     def unsupported(self, case: Case) -> str | None:

@@ -82,11 +82,11 @@ def synchronize(device: DeviceLike = None) -> None:
 
 
 def group_launches(on: bool = True) -> None:
-    """Lets launches that come again as they came before go to the device in groups, which costs the host less.
+    """Lets launches that come again as they came before go to the device in groups, as they do at first, or one by one.
 
-    A loop whose steps launch the same kernels at the same addresses waits less for the host. Nothing else changes: all runs in
-    the order in which it was issued, and has run when anybody looks. The driver keeps each group as a graph, in memory that
-    no figure here counts. Off at first: what it gains on a device has not been measured yet.
+    A loop whose steps launch the same kernels at the same addresses waits less for the host in groups. Nothing else changes:
+    all runs in the order in which it was issued, and has run when anybody looks. The driver keeps each group as a graph, in
+    memory that no figure here counts.
     """
     launch_groups.is_on = on
     for stream in machine.streams:

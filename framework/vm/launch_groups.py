@@ -270,7 +270,7 @@ class LaunchGroups:
 
 
 # Whether streams that are opened from now on group their launches.
-is_on = False
+is_on = True
 # By the address of the stream; empty where launches are not grouped.
 of_stream: dict[int, LaunchGroups] = {}
 

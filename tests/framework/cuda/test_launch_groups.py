@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.framework.cuda.fake_api"]
 
 
-@pytest.fixture
-def grouped() -> Iterator[None]:
-    """Launches go in groups, for one test."""
-    flow.cuda.group_launches()
+@pytest.fixture(autouse=True)
+def as_at_first() -> Iterator[None]:
     yield
-    flow.cuda.group_launches(False)
-    assert not launch_groups.of_stream
+    flow.cuda.group_launches()
 
 
 class Work:
@@ -58,9 +55,8 @@ class Work:
 
 
 @pytest.fixture
-def work(fake_cuda: FakeCudaApi) -> Iterator[Work]:
+def work(fake_cuda: FakeCudaApi) -> Work:
     """A stream on which ten launches were found to be a group, the first three of which wait."""
-    flow.cuda.group_launches()
     stream = cuda.CudaStream(flow.device("cuda:0"), "compute")
     machine.add_stream(stream)
     made = Work(fake_cuda, stream)
@@ -70,8 +66,7 @@ def work(fake_cuda: FakeCudaApi) -> Iterator[Work]:
     made.ran.clear()
     made.issue(0, 1, 2)
     assert not fake_cuda.streams[stream._address]
-    yield made
-    flow.cuda.group_launches(False)
+    return made
 
 
 LOOKS: dict[str, Callable[[cuda.CudaStream], object]] = {
@@ -131,10 +126,14 @@ def test_memory_is_given_back_behind_what_may_use_it(work: Work, fake_cuda: Fake
     assert len(fake_cuda.streams[work.stream._address]) == 3
 
 
-def test_streams_of_later_group_their_launches_too(fake_cuda: FakeCudaApi, grouped: None) -> None:
-    stream = cuda.CudaStream(flow.device("cuda:0"), "later")
+def test_streams_group_their_launches_unless_told_otherwise(fake_cuda: FakeCudaApi) -> None:
+    stream = cuda.CudaStream(flow.device("cuda:0"), "first")
     assert stream._address in launch_groups.of_stream
+    flow.cuda.group_launches(False)
+    later = cuda.CudaStream(flow.device("cuda:0"), "later")
+    assert later._address not in launch_groups.of_stream
     stream.end()
+    later.end()
     assert stream._address not in launch_groups.of_stream
 
 
@@ -223,7 +222,7 @@ def _trained(steps: int, *, on: bool) -> tuple[list[float], list[np.ndarray], in
             if group.executable
         )
     finally:
-        flow.cuda.group_launches(False)
+        flow.cuda.group_launches()
     return seen, parameters, rounds
 
 
@@ -240,7 +239,7 @@ def test_training_in_groups_gives_the_same_bits(settings: Any) -> None:
 
 
 @pytest.mark.gpu
-def test_what_waits_has_run_when_the_host_reads(grouped: None) -> None:
+def test_what_waits_has_run_when_the_host_reads() -> None:
     value = flow.zeros(1000, device="cuda")
     for step in range(1, 200):
         for _ in range(6):
@@ -250,7 +249,7 @@ def test_what_waits_has_run_when_the_host_reads(grouped: None) -> None:
 
 
 @pytest.mark.gpu
-def test_groups_are_recorded_into_no_graph_of_somebody_else(grouped: None) -> None:
+def test_groups_are_recorded_into_no_graph_of_somebody_else() -> None:
     value = flow.zeros(1000, device="cuda")
     for _ in range(5):
         for _ in range(6):
