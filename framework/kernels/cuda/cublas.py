@@ -1,19 +1,19 @@
-"""cuBLASLt through ctypes: matrix products with handles of their own and scratch memory from the vm's allocator."""
+"""cuBLASLt through ctypes: matrix products with handles of their own, and scratch memory that is given to them."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from framework.device import Device
 from framework.kernels.cuda import library
-from framework.vm import cuda, scratch
+from framework.vm import cuda
 
 _WORKSPACE_BYTES = 32 * 1024 * 1024
-_WORKSPACE_ALIGNMENT = 256
 # cudaDataType_t, cublasComputeType_t.
 _TYPES = {"float32": 0, "float64": 1, "bfloat16": 14}
 _COMPUTE_32F, _COMPUTE_32F_FAST_TF32, _COMPUTE_64F = 68, 77, 70
@@ -95,41 +95,37 @@ class Product:
         self.workspace_bytes = int(algorithm.workspace_bytes)
         self._operation = operation
         self._algorithm = algorithm
-        # At hand, since `launch` is what a step's host time goes to.
         self._matmul = library.load("cublasLt").cublasLtMatmul
 
-    def run(self, a: int, b: int, d: int, bias: int = 0) -> None:
-        """Multiplies the matrices at these addresses, with scratch memory of its own."""
-        room, workspace = None, 0
-        if self.workspace_bytes:
-            room = scratch(self.device, self.workspace_bytes + _WORKSPACE_ALIGNMENT)
-            workspace = -(-room.storage.ptr // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
-        if bias:
-            _set("MatmulDesc", self._operation.description, _BIAS_POINTER, ctypes.c_void_p(bias))
-        self.launch(cuda.stream_pointer(self.device), a, b, d, workspace)
+    def launch(self, stream: int, a: int, b: int, d: int, workspace: int, bias: int = 0) -> None:
+        """Multiplies the matrices at these addresses on `stream`. Raises CublasError.
 
-    def launch(self, stream: int, a: int, b: int, d: int, workspace: int) -> None:
-        """Multiplies on `stream`, with scratch memory at an address that is a multiple of 256. Raises CublasError."""
+        Scratch memory starts at a multiple of 256.
+        """
         pointer, operation = ctypes.c_void_p, self._operation
         layout_a, layout_b, layout_d = operation.layouts
-        status = self._matmul(
-            operation.handle,
-            operation.description,
-            ctypes.byref(operation.one),
-            pointer(a),
-            layout_a,
-            pointer(b),
-            layout_b,
-            ctypes.byref(operation.zero),
-            pointer(d),
-            layout_d,
-            pointer(d),
-            layout_d,
-            ctypes.byref(self._algorithm),
-            pointer(workspace),
-            ctypes.c_size_t(self.workspace_bytes),
-            pointer(stream),
-        )
+        # Where the bias lies is part of the description, which other threads use, too.
+        with operation.lock:
+            if bias:
+                _set("MatmulDesc", operation.description, _BIAS_POINTER, pointer(bias))
+            status = self._matmul(
+                operation.handle,
+                operation.description,
+                ctypes.byref(operation.one),
+                pointer(a),
+                layout_a,
+                pointer(b),
+                layout_b,
+                ctypes.byref(operation.zero),
+                pointer(d),
+                layout_d,
+                pointer(d),
+                layout_d,
+                ctypes.byref(self._algorithm),
+                pointer(workspace),
+                ctypes.c_size_t(self.workspace_bytes),
+                pointer(stream),
+            )
         if status:
             raise CublasError("cublasLtMatmul", status)
 
@@ -149,6 +145,7 @@ class _Operation:
         self.one, self.zero = scalar(1), scalar(0)
         self.description = _describe(request)
         self.layouts = [_layout(matrix, request) for matrix in (request.a, request.b, request.d)]
+        self.lock = threading.Lock()
 
     def suggestions(self, most: int, workspace_bytes: int) -> list[_Algorithm]:
         """Up to `most` algorithms with no more scratch memory than given, cuBLAS's best guess first."""
@@ -190,9 +187,8 @@ class _Operation:
             _call("cublasLtMatmulDescDestroy", self.description)
 
 
-@lru_cache(maxsize=4096)
 def product(device: Device, request: Request) -> Product:
-    """The product for a request by cuBLAS's first choice, prepared at the first call. Raises RuntimeError where it has none."""
+    """The product for a request by cuBLAS's first choice. Raises RuntimeError where it has none."""
     found = suggestions(device, request, 1, _WORKSPACE_BYTES)
     if not found:
         raise RuntimeError(f"cuBLAS has no algorithm for {request}")

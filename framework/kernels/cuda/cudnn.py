@@ -160,9 +160,9 @@ class Plan(plan.Plan):
         """For `of_text`."""
         return self._descriptor.get_text(405)
 
-    def learn(self, x: int, weight: int, y: int) -> None:
+    def learn(self, x: int, weight: int, y: int, bias: int = 0) -> None:
         """As for every plan; the packs of addresses that were made meanwhile are of no use afterwards."""
-        super().learn(x, weight, y)
+        super().learn(x, weight, y, bias)
         self._drop_packs()
 
     def _run_by_library(self, stream: int, at: launches.Addresses) -> None:

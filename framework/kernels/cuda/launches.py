@@ -23,12 +23,15 @@ from framework.kernels.cuda.driver import LaunchConfig
 from framework.kernels.cuda.recording import Node
 from framework.vm import cuda, launch_groups
 
-# The addresses of x, weight, y and scratch memory, 0 where there is none.
-Addresses = tuple[int, int, int, int]
+# The addresses of x, weight, y and scratch memory, 0 where there is none, and of a bias where there is one.
+Addresses = tuple[int, ...]
 # Moved operands keep this alignment, which parameters may depend on, and it is asked of those that come later. It is that of
 # all but small blocks of memory.
 ALIGNMENT = 512
-_MOVES = ((3 << 20, 7 << 20, 13 << 20, 29 << 20), tuple([factor * ALIGNMENT for factor in (5, 17, 41, 97)]))
+_MOVES = (
+    (3 << 20, 7 << 20, 13 << 20, 29 << 20, 61 << 20),
+    tuple([factor * ALIGNMENT for factor in (5, 17, 41, 97, 211)]),
+)
 _FARTHEST = 1 << 40
 # Between the fields of a structure a library leaves what it finds there, which may differ in its first calls.
 _ATTEMPTS = 2
@@ -113,7 +116,7 @@ def _recorded(execute: Callable[[Addresses], None], stream: int, at: Addresses) 
         return None
     found: list[Place] | None = None
     for moves in _MOVES:
-        moved_at: Any = tuple([address and address + move for address, move in zip(at, moves, strict=True)])
+        moved_at = tuple([address and address + move for address, move in zip(at, moves, strict=False)])
         moved = recording.recorded(partial(execute, moved_at), stream)
         if moved is None:
             return None
@@ -155,30 +158,27 @@ class Launches:
         self._lock = threading.Lock()
         self._known: dict[tuple[int, ...], _Calls] = {}
         # The same one each time it is looked at, as a method is not.
-        self._run_later = self._run_on
+        self._run_later = self.run
 
-    def run(self, stream: int, x: int, weight: int, y: int, workspace: int) -> None:
+    def run(self, stream: int, operands: Addresses) -> None:
         """Launches all on `stream`, with the operands at these addresses."""
         groups_of_stream = launch_groups.of_stream
         if groups_of_stream and stream in groups_of_stream:
-            if groups_of_stream[stream].takes(self._run_later, (x, weight, y, workspace)):
+            if groups_of_stream[stream].takes(self._run_later, operands):
                 return
-        at = (x, weight, y, workspace, stream)
+        at = (*operands, stream)
         # A `with` would cost as much again as what is done in it.
         self._lock.acquire()
         try:
             for function, arguments in (self._known.get(at) or self._new(at)).calls:
                 status = function(*arguments)
                 if status:
-                    raise cuda.translated(RuntimeError(f"the driver's error {status}"), "launching a convolution")
+                    raise cuda.translated(RuntimeError(f"the driver's error {status}"), "launching a library's kernel")
         finally:
             self._lock.release()
 
-    def _run_on(self, stream: int, operands: Addresses) -> None:
-        self.run(stream, *operands)
-
     def _new(self, at: tuple[int, ...]) -> _Calls:
-        """The calls for addresses that are not known: new ones, or the oldest moved there."""
+        """The calls for operands and a stream that are not known: new ones, or the oldest moved there."""
         if len(self._known) < _MOST_KNOWN:
             calls = _Calls(self._nodes, self._found)
         else:
@@ -225,9 +225,9 @@ class _Calls:
             word.value = at[operand] + distance
         for held in self._streams:
             if isinstance(held, LaunchConfig):
-                held.stream = at[4]
+                held.stream = at[-1]
             else:
-                held.value = at[4]
+                held.value = at[-1]
 
 
 def _config(fixed: tuple) -> LaunchConfig:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import product as every
 from math import prod
 
 from framework import backends
-from framework.kernels.cuda import cublas, elementwise, reduction
+from framework.device import Device
+from framework.kernels.cuda import cublas, elementwise, launches, plan, reduction
 from framework.kernels.cuda.cublas import Matrix, Request
 from framework.kernels.table import kernel
 from framework.vm import scratch
@@ -45,8 +47,26 @@ def linear_backward(
         reduction.sum(grad_bias, grad_y, axes=(0,), keepdims=False)
 
 
+class Plan(plan.Plan):
+    """A product of cuBLASLt's, of x and weight, with y as its result."""
+
+    __slots__ = ("_product",)
+    library = "cuBLASLt"
+
+    def __init__(self, product: cublas.Product) -> None:
+        super().__init__(product.device, product.workspace_bytes)
+        self._product = product
+
+    def text(self) -> bytes:
+        """The product's algorithm."""
+        return self._product.text()
+
+    def _run_by_library(self, stream: int, at: launches.Addresses) -> None:
+        self._product.launch(stream, *at)
+
+
 # Products that cuBLAS takes as their operands lie, in one call.
-_direct: dict[tuple, cublas.Product] = {}
+_direct: dict[tuple, Plan] = {}
 
 
 def _multiply(c: Array, a: Array, b: Array, bias: Array | None = None) -> None:
@@ -85,25 +105,33 @@ def _multiply_slowly(c: Array, a: Array, b: Array, bias: Array | None, key: tupl
                 for array, start in zip((used_c, used_a, used_b), starts, strict=True)
             ]
         )
-        product = _product(used_c, used_a, used_b, used_bias is not None, batch, pointers)
-        product.run(pointers[2], pointers[1], pointers[0], 0 if used_bias is None else used_bias.ptr)
+        product = _plan(used_c.storage.device, _request(used_c, used_a, used_b, used_bias is not None, batch, pointers))
+        operands = (pointers[2], pointers[1], pointers[0], 0 if used_bias is None else used_bias.ptr)
+        product.run(*operands)
         if len(calls) == 1 and used_a is a and used_b is b and used_c is c and used_bias is bias:
             if not (pointers[0] | pointers[1] | pointers[2]) & 15:
+                product.learn(*operands)
                 _direct[key] = product
     if used_c is not c:
         elementwise.copy(c, used_c)
 
 
-def _product(
+@lru_cache(maxsize=4096)
+def _plan(device: Device, request: Request) -> Plan:
+    """What computes a request, by cuBLAS's first choice. Raises RuntimeError where it has none."""
+    return Plan(cublas.product(device, request))
+
+
+def _request(
     c: Array, a: Array, b: Array, has_bias: bool, batch: tuple[int, int, int, int], pointers: tuple[int, ...]
-) -> cublas.Product:
-    """What computes one call: `batch` is the number of matrices and their strides.
+) -> Request:
+    """One call: `batch` is the number of matrices and their strides.
 
     cuBLAS counts by columns, so that it sees the transpose of each row-major matrix: cᵀ = bᵀ · aᵀ.
     """
     count, step_c, step_a, step_b = batch
     aligned = pointers[0] | pointers[1] | pointers[2] | 16
-    request = Request(
+    return Request(
         _seen_by_columns(b, step_b),
         _seen_by_columns(a, step_a),
         _seen_by_columns(c, step_c),
@@ -113,7 +141,6 @@ def _product(
         has_bias,
         aligned & -aligned,
     )
-    return cublas.product(c.storage.device, request)
 
 
 def _seen_by_columns(array: Array, batch_stride: int) -> Matrix:

@@ -1,4 +1,4 @@
-"""An algorithm of a library for one convolution on one device: its scratch memory, and how it is run.
+"""An algorithm of a library for one convolution or matrix product on one device: its scratch memory, and how it is run.
 
 Once it has run, what it launches is known (see `launches`), and it runs without its library.
 """
@@ -24,7 +24,7 @@ _shared: dict[int, int] = {}
 
 
 class Plan(ABC):
-    """A convolution's algorithm, ready to run: operands are images x, weights and images y.
+    """An algorithm, ready to run. Operands are x, weight and y, of a product both factors and the result; and a bias, if any.
 
     `library` is whose it is, `workspace_bytes` the scratch memory that it needs.
     """
@@ -47,19 +47,20 @@ class Plan(ABC):
     def _run_by_library(self, stream: int, at: launches.Addresses) -> None:
         """Lets the library launch it. Raises LibraryError where it refuses."""
 
-    def run(self, x: int, weight: int, y: int) -> None:
+    def run(self, x: int, weight: int, y: int, bias: int = 0) -> None:
         """Runs it on the operands at these addresses, with scratch memory of its own."""
         stream = cuda.launching_on(self.device)
         address = self._places.get(stream)
         if address is None:
             # Held until it has run.
             address, _room = self._scratch(stream)
+        at = (x, weight, y, address, bias) if bias else (x, weight, y, address)
         direct = self._launches
-        if direct is not None and not (x | weight | y) % launches.ALIGNMENT:
-            direct.run(stream, x, weight, y, address)
+        if direct is not None and not (x | weight | y | bias) % launches.ALIGNMENT:
+            direct.run(stream, at)
         else:
             launch_groups.flush(stream)
-            self._run_by_library(stream, (x, weight, y, address))
+            self._run_by_library(stream, at)
 
     @contextmanager
     def working_in(self, address: int) -> Iterator[None]:
@@ -70,16 +71,17 @@ class Plan(ABC):
         finally:
             self._places = own
 
-    def learn(self, x: int, weight: int, y: int) -> None:
+    def learn(self, x: int, weight: int, y: int, bias: int = 0) -> None:
         """Looks at what it launches, if it is plain, so that `run` need not ask the library. It must have run before.
 
         The operands at these addresses are not touched.
         """
-        if cuda.is_capturing(self.device) or (x | weight | y) % launches.ALIGNMENT:
+        if cuda.is_capturing(self.device) or (x | weight | y | bias) % launches.ALIGNMENT:
             return
         stream = cuda.stream_pointer(self.device)
         # An address is enough: scratch memory is not touched either.
-        at = (x, weight, y, _shared_workspace(self.device, stream) if self.workspace_bytes else 0)
+        workspace = _shared_workspace(self.device, stream) if self.workspace_bytes else 0
+        at = (x, weight, y, workspace, bias) if bias else (x, weight, y, workspace)
         try:
             self._launches = launches.record(lambda there: self._run_by_library(stream, there), stream, at)
         except (LibraryError, cuda.api().CUDARuntimeError):

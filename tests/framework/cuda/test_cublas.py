@@ -36,10 +36,17 @@ class FakeLibrary:
         for what in ("MatmulPreference", "MatmulDesc", "MatrixLayout"):
             setattr(self, f"cublasLt{what}Create", self._create)
             setattr(self, f"cublasLt{what}Destroy", self._destroy)
-        self.cublasLtMatmulDescSetAttribute = self.cublasLtMatrixLayoutSetAttribute = lambda *given: 0
+        self.cublasLtMatrixLayoutSetAttribute = lambda *given: 0
+        self.bias: int | None = None
 
     def cublasLtCreate(self, handle: Any) -> int:
         handle._obj.value = 99
+        return 0
+
+    def cublasLtMatmulDescSetAttribute(self, description: Any, name: int, value: Any, size: Any) -> int:
+        assert ctypes.sizeof(value._obj) == size.value
+        if name == 8:
+            self.bias = value._obj.value
         return 0
 
     def _create(self, made: Any, *given: Any) -> int:
@@ -121,6 +128,9 @@ def test_operands_scratch_memory_and_stream_are_in_their_places(loaded: Callable
     (product,) = cublas.suggestions(cpu, REQUEST, 8, MIB)
     product.launch(3, 512, 1024, 2048, 4096)
     assert fake.multiplied == [(64, 512, 1024, 2048, 4096, 64, 3)]
+    assert fake.bias is None
+    product.launch(3, 512, 1024, 2048, 4096, 8192)
+    assert fake.bias == 8192
     fake.status = 15
     with pytest.raises(CublasError, match=r"cublasLtMatmul failed: not supported \(15\)"):
         product.launch(3, 512, 1024, 2048, 4096)
@@ -151,7 +161,7 @@ def test_an_algorithm_that_does_not_serve_the_request_is_refused(loaded: Callabl
 def test_without_an_algorithm_the_request_is_named(loaded: Callable[..., FakeLibrary]) -> None:
     loaded()
     with pytest.raises(RuntimeError, match="no algorithm for Request"):
-        cublas.product.__wrapped__(cpu, REQUEST)
+        cublas.product(cpu, REQUEST)
 
 
 def test_what_is_not_used_any_more_leaves_nothing(loaded: Callable[..., FakeLibrary]) -> None:

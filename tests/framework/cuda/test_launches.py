@@ -10,7 +10,7 @@ import pytest
 
 import framework as flow
 from framework import ops
-from framework.kernels.cuda import convolution, launches, recording
+from framework.kernels.cuda import convolution, launches, linear, recording
 from framework.kernels.cuda.launches import Place
 from framework.kernels.cuda.recording import Node
 from framework.vm import runtime
@@ -88,6 +88,12 @@ def test_a_recording_must_be_as_foretold_but_for_what_is_of_the_host(driver_know
     assert _recordings(monkeypatch, *2 * somewhere) is None
 
 
+def test_every_operand_is_moved_by_a_distance_of_its_own():
+    for moves in launches._MOVES:
+        assert len(set(moves)) == 5
+        assert not any(move % launches.ALIGNMENT for move in moves)
+
+
 def test_what_differs_in_the_first_calls_alone_is_looked_at_again(driver_knows, monkeypatch):
     assert _recordings(monkeypatch, 9, 7, 7, 7, 7) is not None
 
@@ -112,6 +118,41 @@ def test_the_same_bits_as_by_cudnn(size, window, stride, settings):
     for found, expected in zip(gradients(), by_cudnn, strict=True):
         assert np.array_equal(found, expected)
     assert len(held) == 3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [flow.float32, flow.bfloat16])
+@pytest.mark.parametrize("sizes", [(4, 512, 256), (256, 2048, 1024), (8, 4096, 4096)])
+def test_products_give_the_same_bits_as_by_cublas(sizes, dtype):
+    rows, ins, outs = sizes
+    random = np.random.default_rng(2)
+
+    def values(*shape: int) -> flow.Tensor:
+        numbers = random.standard_normal(shape).astype(np.float32)
+        return flow.tensor(numbers, device="cuda").to(dtype).requires_grad_()
+
+    x, layers = values(rows, ins), [(values(outs, ins), values(outs)) for _ in range(3)]
+
+    def results() -> list[np.ndarray]:
+        found = []
+        for weight, bias in layers:
+            x.grad = weight.grad = None
+            y = ops.linear(x, weight, bias)
+            (y * y).sum().backward()
+            found += [t.detach().to(flow.float32).to("cpu").numpy() for t in (y, x.grad, weight.grad)]
+        return found
+
+    linear._direct.clear()
+    linear._plan.cache_clear()
+    by_cublas = results()[:3]  # each product is looked at behind its first run
+    assert all(plan._launches is not None for plan in linear._direct.values())
+    again = results()
+    for found, expected in zip(again, by_cublas, strict=False):
+        assert np.array_equal(found, expected)
+    # Each layer's own weight and bias.
+    for (weight, bias), y in zip(layers, again[::3], strict=True):
+        w, b, into = (t.detach().to(flow.float64).to("cpu").numpy() for t in (weight, bias, x))
+        assert np.allclose(y, into @ w.T + b, atol=0.02 * np.sqrt(ins), rtol=0.02)
 
 
 @pytest.mark.gpu

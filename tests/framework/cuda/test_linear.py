@@ -21,7 +21,7 @@ def table(monkeypatch):
     monkeypatch.setattr(linear, "_direct", {})
     monkeypatch.setattr(linear, "elementwise", elementwise)
     monkeypatch.setattr(linear, "reduction", reduction)
-    monkeypatch.setattr(linear.cublas, "product", lambda device, request: FakeProduct(request))
+    monkeypatch.setattr(linear, "_plan", lambda device, request: FakeProduct(request))
     kernels = {name: getattr(linear, name) for name in NAMES}
     return Table(
         "cublas",

@@ -60,7 +60,7 @@ class Box:
             raise self.refusal
         execute(at)
         self.recorded.append((stream, *at))
-        return SimpleNamespace(run=lambda *given: self.launched.append(given))
+        return SimpleNamespace(run=lambda stream, at: self.launched.append((stream, *at)))
 
 
 class FakeRuntimeError(Exception):
@@ -152,9 +152,22 @@ def test_what_was_learned_runs_without_the_library_at_such_addresses(box: Box) -
     assert (len(box.launched), plan.by_library) == (1, [(3, 1024, 528, 4096, 1 << 30)])
 
 
+def test_a_bias_is_one_operand_more(box: Box) -> None:
+    plan = FakePlan(MIB)
+    plan.run(512, 1024, 2048, 4096)
+    assert plan.by_library == [(3, 512, 1024, 2048, 1 << 30, 4096)]
+    plan.learn(512, 1024, 2048, 4096)
+    assert box.recorded == plan.by_library[1:] == plan.by_library[:1]
+    plan.run(512, 1024, 2048, 8192)
+    assert box.launched == [(3, 512, 1024, 2048, 1 << 30, 8192)]
+    plan.run(512, 1024, 2048, 8192 + 16)
+    assert plan.by_library[2:] == [(3, 512, 1024, 2048, 1 << 30, 8208)]
+
+
 def test_nothing_is_learned_in_a_capture_or_at_odd_addresses(box: Box) -> None:
     plan = FakePlan(0)
     plan.learn(512, 1024 + 16, 2048)
+    plan.learn(512, 1024, 2048, 4096 + 16)
     box.is_capturing = True
     plan.learn(512, 1024, 2048)
     assert not box.recorded

@@ -136,7 +136,7 @@ def test_launches_go_to_the_addresses_given_however_many_there_are(monkeypatch: 
     # Those that come back are known, those that were known are moved when others come, and come back again.
     numbers = [*range(many), *range(many), 5, 5, 6, 5]
     for number in numbers:
-        plan.run(3 + number % 2, 512 * number, 0, 4096 + number, 0)
+        plan.run(3 + number % 2, (512 * number, 0, 4096 + number, 0))
     assert fake.launched == [(3 + n % 2, 7, 512 * n, 9, 4096 + n + 64) for n in numbers]
     assert len(plan._known) == launches._MOST_KNOWN
 
