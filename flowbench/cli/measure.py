@@ -49,7 +49,11 @@ from flowbench.output import say
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DOC", help="Go on with a run that was stopped.")
 @click.option("--dry-run", is_flag=True, help="List the cells and estimate the time; measure nothing.")
 def run(out: Path | None, resume: Path | None, dry_run: bool, **asked: Any) -> int:
-    """Measure the cells of a preset and report them."""
+    """Measure the cells of a preset and report them.
+
+    Exit codes: 0 every cell was measured, in two pairs at least unless one was asked for; 2 a cell failed, is void or, as time
+    was up, was not measured so often.
+    """
     from flowbench.commands import running
 
     request = running.Request(**asked)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,9 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Where documents are written where nothing else is asked for.
 OUT = Path("reports/out")
 
+# Of fewer pairs, where more were planned, nothing can be told.
+_LEAST_PAIRS = 2
+
 # What is written beside the document: suffix and format.
 REPORTS = ((".txt", "speed-stats"), (".md", "markdown"), (".html", "html"))
 
@@ -47,7 +51,7 @@ def run(request: Request, resume: Path | None, out: Path | None, command: Sequen
             click.echo(f"run document: {path}", err=True)
             with ProgressDisplay(document) as display:
                 document = run_session(path, document, display)
-            text = write_reports(path, document)
+            text = "\n".join([write_reports(path, document), *_unreached(path, document)])
     except KeyboardInterrupt:
         if path is None:
             raise Interrupted("interrupted before anything was measured") from None
@@ -87,12 +91,14 @@ def dry_run(request: Request, resume: Path | None, command: Sequence[str]) -> st
 
 
 def exit_status(document: RunDocument) -> int:
-    """0 where every cell was measured at least once and nothing failed or is void, else 2."""
-    measured = {sample.cell for sample in document.samples}
-    whole = all(sample.status == "ok" for sample in document.samples) and measured == {
-        cell.key for cell in document.cells
-    }
-    return 0 if whole else 2
+    """0 where nothing failed or is void and every cell was measured, twice at least where several pairs were planned, else 2.
+
+    As in a comparison, a cap that leaves fewer pairs is no failure; that it leaves too few to tell anything from is.
+    """
+    taken = Counter(sample.cell for sample in document.samples)
+    least = min(_LEAST_PAIRS, document.protocol.pairs)
+    whole = all(sample.status == "ok" for sample in document.samples)
+    return 0 if whole and all(taken[cell.key] >= least for cell in document.cells) else 2
 
 
 def write_reports(path: Path, document: RunDocument, comparison: ComparisonSet | None = None) -> str:
@@ -142,6 +148,20 @@ def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
     check_resumable(document, request, str(path))
     document = dataclasses.replace(document, protocol=resumed_protocol(document, request))
     return path, whole_rounds(document)
+
+
+def _unreached(path: Path, document: RunDocument) -> Iterator[str]:
+    """A line that says what a cap kept from being measured and how to go on; none without a cap that did."""
+    if document.ending.how != "wall_cap":
+        return
+    taken, pairs = Counter(sample.cell for sample in document.samples), document.protocol.pairs
+    lost = given_up(document.samples)
+    counts = [taken[cell.key] for cell in document.cells if cell.key not in lost]
+    told = [f"{counts.count(0)} of {counted(len(document.cells), 'cell')} not measured"] if 0 in counts else []
+    for few in sorted({count for count in counts if 0 < count < pairs}):
+        told.append(f"{counted(counts.count(few), 'cell')} with {few} of {counted(pairs, 'pair')}")
+    way_out = f"go on with: flowbench run --resume {path}"
+    yield f"incomplete, as {document.ending.reason}: {', '.join(told)}; {way_out}"
 
 
 @contextlib.contextmanager

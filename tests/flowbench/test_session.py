@@ -190,6 +190,37 @@ def test_the_wall_cap_ends_a_sitting_between_rounds(tmp_path: Path) -> None:
     assert running.exit_status(document) == 2
 
 
+@pytest.mark.parametrize(
+    ("pairs", "rounds", "status", "said"),
+    [
+        (3, 4, 0, "2 cells with 2 of 3 pairs"),
+        (3, 3, 2, "1 cell with 1 of 3 pairs, 1 cell with 2 of 3 pairs"),
+        (3, 1, 2, "1 of 2 cells not measured, 1 cell with 1 of 3 pairs"),
+        (1, 1, 2, "1 of 2 cells not measured"),
+        (2, 4, 0, None),
+        (1, 2, 0, None),
+    ],
+)
+def test_what_the_wall_cap_keeps_from_being_measured_is_told_with_the_way_out(
+    pairs: int, rounds: int, status: int, said: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two pairs of each cell are something to tell from, as in a comparison; one of several is not."""
+    monkeypatch.setattr(Session, "over_wall_cap", lambda sitting: len(sitting.document.samples) >= rounds)
+    request = Request(models=("linear",), engines=("toy",), reference="none", batch_sizes=(2, 1), image_shape=(3, 4, 4),
+                      steps=1, warmup=0, pairs=pairs, threads=1, wall_cap_s=9)  # fmt: skip
+    ended, text = running.run(request, None, tmp_path, ())
+    (path,) = tmp_path.glob("*.json")
+    assert len(read_document(path).samples) == rounds
+    told = [line for line in text.splitlines() if line.startswith("incomplete, as the cap of 9 s was reached: ")]
+    way_out = f"; go on with: flowbench run --resume {path}"
+    assert told == ([f"incomplete, as the cap of 9 s was reached: {said}{way_out}"] if said else [])
+    assert ended == status
+    if said:
+        monkeypatch.setattr(Session, "over_wall_cap", lambda sitting: False)
+        assert running.run(Request(), path, None, ())[0] == 0
+        assert read_document(path).ending.how == "complete"
+
+
 def test_a_presets_wall_cap_holds_unless_pairs_are_asked_for() -> None:
     caps = {}
     for pairs in (None, 6):
