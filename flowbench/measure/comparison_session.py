@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from flowbench.cell import Case, Cell
 from flowbench.judge.compare import comparison_of, is_case_precise, matched_sides, to_confirm
 from flowbench.measure.disturbance import SLEPT_S, Counters, read_counters, slept_s
 from flowbench.measure.schedule import Turn
-from flowbench.measure.session import Session, Watcher, given_up
+from flowbench.measure.session import CAPPED, SLEPT, Session, Watcher, given_up
 from flowbench.measure.wire import Job
 from flowbench.record.run import Finding, RunDocument
 from flowbench.record.sample import Sample
@@ -72,12 +72,12 @@ class ComparisonSession(Session):
             if any(measured == case for measured, _ in done):
                 self._close_where_done(case, sum(measured == case for measured, _ in done))
         for pair in range(sampling):
-            self._make_room(pair)
+            self._make_room(pair, done)
             for case in self._open_cases():
                 if (case, pair) in done:
                     continue
                 if self.over_wall_cap():
-                    self._close_capped(Counter(measured for measured, _ in done), sampling)
+                    self._close_capped(Counter(measured for measured, number in done if number < sampling), sampling)
                     break
                 done.add((case, pair))
                 later = [(other, number) for number in range(pair, sampling) for other in self._open_cases()]
@@ -93,7 +93,7 @@ class ComparisonSession(Session):
             if not self._has_both_sides(case, in_question[case]):
                 continue
             if self.over_wall_cap(1 + CONFIRMING_SHARE):
-                reason = f"the cap of {cap_s:g} s was reached, and a quarter more, before all new pairs were measured"
+                reason = f"{CAPPED} {cap_s:g} s was reached, and a quarter more, before all new pairs were measured"
                 break
             self._round(case, pair, ("base", *in_question[case]), confirming[index + 1 :])
         self.finish("wall_cap" if reason else "complete", reason)
@@ -130,7 +130,7 @@ class ComparisonSession(Session):
                 samples=kept.samples,
                 findings=(*kept.findings, Finding("sleep", message, turns[0].cell.key, pair)),
             )
-        self._close(case, f"the machine slept through round {pair + 1} {_MOST_SLEEPS} times")
+        self._close(case, f"{SLEPT} round {pair + 1} {_MOST_SLEEPS} times")
 
     def _turns(self, case: Case, pair: int, sides: Sequence[str]) -> list[Turn]:
         cells = [cell for cell in self.document.cells_of(case) if self._takes_part(cell, pair)]
@@ -138,7 +138,7 @@ class ComparisonSession(Session):
         order = cells if pair % 2 == 0 else cells[::-1]
         return [Turn(cell, pair, position) for position, cell in enumerate(order)]
 
-    def _make_room(self, pair: int) -> None:
+    def _make_room(self, pair: int, done: Set[tuple[Case, int]]) -> None:
         """Close cases, those of the longest rounds first, where the cap has no time for the least pairs of all: for the others.
 
         How long a round takes is known after the first without the reference. The time in which processes started ahead is
@@ -153,13 +153,14 @@ class ComparisonSession(Session):
         last_round_s = {case: one.wall_s - starting_s[case] + shared_s for case, one in last_rounds.items()}
         open_cases = sorted(self._open_cases(), key=lambda case: last_round_s.get(case, 0.0))
         while len(open_cases) > 1:
-            needed_s = (least - pair) * sum(last_round_s.get(case, 0.0) for case in open_cases)
+            missing = [case for case in open_cases for number in range(pair, least) if (case, number) not in done]
+            needed_s = sum(last_round_s.get(case, 0.0) for case in missing)
             if needed_s <= self.cap_left_s():
                 return
             case = open_cases.pop()
             self._close(
                 case,
-                f"the cap of {cap_s:g} s leaves no time for {least} rounds of all cases, and this one's take the longest:"
+                f"{CAPPED} {cap_s:g} s leaves no time for {least} rounds of all cases, and this one's take the longest:"
                 f" {last_round_s.get(case, 0.0):.1f} s",
             )
 
@@ -169,17 +170,17 @@ class ComparisonSession(Session):
             if rounds[case] < sampling:
                 self._close(
                     case,
-                    f"the cap of {self.document.protocol.wall_cap_s:g} s was reached after {rounds[case]} of {sampling} rounds",
+                    f"{CAPPED} {self.document.protocol.wall_cap_s:g} s was reached after {rounds[case]} of {sampling} rounds",
                 )
 
     def _capped(self) -> str | None:
         """What the cap kept from being measured; None where nothing was."""
         cap_s = self.document.protocol.wall_cap_s
-        capped = [why for why in comparison_of(self.document).stopped.values() if why.startswith("the cap")]
+        capped = [why for why in comparison_of(self.document).stopped.values() if why.startswith(CAPPED)]
         if any("was reached" in why for why in capped):
-            return f"the cap of {cap_s:g} s was reached"
+            return f"{CAPPED} {cap_s:g} s was reached"
         if capped:
-            return f"the cap of {cap_s:g} s left no time for the least rounds of {len(capped)} of the cases"
+            return f"{CAPPED} {cap_s:g} s left no time for the least rounds of {len(capped)} of the cases"
         return None
 
     def _is_sure(self, pair: int, later: int) -> bool:

@@ -14,7 +14,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import comparison_of, matched_sides
 from flowbench.measure.plan import NO_REFERENCE, Request, why_not
 from flowbench.measure.schedule import plan_turns
-from flowbench.measure.session import UNREACHED, given_up
+from flowbench.measure.session import CAPPED, SLEPT, UNREACHED, given_up
 from flowbench.record import machine as fingerprint
 from flowbench.record.run import RESUMED, Ending, Finding, Protocol, RunDocument, Side
 
@@ -97,7 +97,8 @@ def whole_rounds(document: RunDocument) -> RunDocument:
 def whole_pairs(document: RunDocument) -> RunDocument:
     """The document of a comparison as it may be gone on with: without pairs that lack a side, and with a note of the pause.
 
-    A case whose sampling had ended with such a pair is open again.
+    A case whose sampling had ended with such a pair is open again. So is one that had no more time, or whose round the machine
+    slept through, unless rounds that confirm have followed: what confirms comes after all the sampling.
     """
     plan, bad = comparison_of(document), given_up(document.samples)
     half = set()
@@ -115,7 +116,9 @@ def whole_pairs(document: RunDocument) -> RunDocument:
     )
     note = Finding(RESUMED, message, None, None)
     sampling = document.protocol.pairs - plan.confirmation_pairs
-    again = {case.key for case, pair in half if pair < sampling}
+    confirming = {document.by_key[sample.cell].case.key for sample in whole.samples if sample.pair >= sampling}
+    again = {key for key, why in plan.stopped.items() if why.startswith((CAPPED, SLEPT)) and key not in confirming}
+    again |= {case.key for case, pair in half if pair < sampling}
     plan = replace(plan, stopped={key: why for key, why in plan.stopped.items() if key not in again})
     return _reopened(replace(whole, findings=(*whole.findings, note), comparison=plan))
 

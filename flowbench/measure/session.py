@@ -32,6 +32,10 @@ from flowbench.workload.losses import compare_losses
 # How the reason begins of what a sitting did not come to; one that goes on takes it back.
 UNREACHED = "the sitting ended before it"
 
+# How the reasons begin of what a cap kept from being measured, and what a machine that was suspended.
+CAPPED = "the cap of"
+SLEPT = "the machine slept through"
+
 
 class Watcher(Protocol):
     """Who is told how the sitting goes."""
@@ -104,7 +108,7 @@ class Session:
             if turn.cell.key in given_up(self.document.samples):
                 continue
             if round_of != (turn.cell.case, turn.pair) and self.over_wall_cap():
-                self.finish("wall_cap", f"the cap of {self.document.protocol.wall_cap_s:g} s was reached")
+                self.finish("wall_cap", f"{CAPPED} {self.document.protocol.wall_cap_s:g} s was reached")
                 return
             round_of = (turn.cell.case, turn.pair)
             self._watcher.turn(turn, index + 1, len(missing), self._left_s(missing[index:]))

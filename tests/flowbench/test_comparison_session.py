@@ -18,10 +18,11 @@ from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.rank_group import GroupResult
 from flowbench.measure.ranks import Round
+from flowbench.measure.resumption import whole_pairs
 from flowbench.measure.schedule import Turn
 from flowbench.measure.session import Watcher
 from flowbench.record import store
-from flowbench.record.run import RunDocument, Side
+from flowbench.record.run import Ending, RunDocument, Side
 from flowbench.record.sample import Memory, RankSample, Sample
 
 pytestmark = pytest.mark.usefixtures("toys")
@@ -94,6 +95,16 @@ def rounds_of(document: RunDocument, engine: str) -> list[int]:
     return [sample.pair for sample in document.samples if document.by_key[sample.cell].engine == engine]
 
 
+def sizes_of(document: RunDocument, side: str) -> Counter[int]:
+    """How often a side was measured, by batch size."""
+    cells = (document.by_key[sample.cell] for sample in document.samples)
+    return Counter(cell.input_shape[0] for cell in cells if cell.engine.endswith(f"@{side}"))
+
+
+def side_of(document: RunDocument, sample: Sample) -> str:
+    return document.by_key[sample.cell].engine.partition("@")[2]
+
+
 def noisy(turn: Turn, head_ms: float = 10.0) -> float:
     """Head's times jump about, so that no interval is ever narrow."""
     return head_ms * (1.0, 1.3)[turn.pair % 2] if side(turn) == "head" else 10.0
@@ -158,8 +169,7 @@ def test_where_the_cap_has_no_time_for_the_least_pairs_of_all_some_get_theirs(
     tmp_path: Path, most_rounds: int, pairs: dict[int, int]
 ) -> None:
     document = sitting(tmp_path, noisy, replace(REQUEST, batch_sizes=(4, 2)), most_rounds)
-    heads = [document.by_key[sample.cell].input_shape[0] for sample in document.samples if "head" in sample.cell]
-    assert Counter(heads) == pairs
+    assert sizes_of(document, "head") == pairs
     assert document.ending.how == "wall_cap"
     assert document.comparison is not None
     why = document.comparison.stopped[document.cases[0].key]
@@ -192,6 +202,73 @@ def test_a_case_with_all_its_rounds_was_not_cut_short_by_the_cap(tmp_path: Path)
         "all 8 pairs were measured, and the interval is still wider than wanted",
         "the cap of 470 s was reached after 7 of 8 rounds",
     ]
+
+
+def gone_on(tmp_path: Path, document: RunDocument, outcome: Outcome, most_rounds: int) -> RunDocument:
+    """The sitting of `document` after an interruption, with so many more rounds."""
+    stopped = whole_pairs(replace(document, ending=Ending("interrupted", None, "stopped by the user")))
+    (tmp_path / "again").mkdir(exist_ok=True)
+    again = MadeUp(store.create(tmp_path / "again", stopped), stopped, outcome, most_rounds, Listening())
+    again.run()
+    return again.document
+
+
+@pytest.mark.parametrize("most_rounds", [3, 10, 14])
+def test_a_case_that_was_closed_for_lack_of_time_goes_on_with_more(tmp_path: Path, most_rounds: int) -> None:
+    request = replace(REQUEST, batch_sizes=(4, 2))
+    short = sitting(tmp_path, noisy, request, most_rounds)
+    assert short.comparison is not None
+    assert any(why.startswith("the cap of 470 s") for why in short.comparison.stopped.values())
+    longer = gone_on(tmp_path, short, noisy, 1000)
+    assert longer.samples[: len(short.samples)] == short.samples
+    assert sizes_of(longer, "head") == {4: 8, 2: 8}
+    assert longer.ending.how == "complete"
+
+
+def test_only_the_rounds_that_are_missing_need_time_where_a_sitting_goes_on(tmp_path: Path) -> None:
+    """Of the longer case two of the least rounds are missing, which take 4 s together; the other case has all of these."""
+    short = sitting(tmp_path, noisy, replace(REQUEST, batch_sizes=(4, 2)), most_rounds=10)
+    assert sizes_of(short, "head") == {4: 4, 2: 6}
+    assert sizes_of(gone_on(tmp_path, short, noisy, 5), "head") == {4: 8, 2: 7}
+
+
+def test_without_more_time_a_case_is_closed_again(tmp_path: Path) -> None:
+    short = sitting(tmp_path, noisy, replace(REQUEST, batch_sizes=(4, 2)), most_rounds=14)
+    again = gone_on(tmp_path, short, noisy, 0)
+    assert again.samples == short.samples
+    assert again.comparison is not None
+    assert again.comparison.stopped[again.cases[0].key] == "the cap of 470 s was reached after 4 of 8 rounds"
+    assert (again.ending.how, again.ending.reason) == ("wall_cap", "the cap of 470 s was reached")
+
+
+def test_a_round_that_was_slept_through_is_measured_where_a_sitting_goes_on(tmp_path: Path) -> None:
+    document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {})
+    asleep = MadeUp(store.create(tmp_path, document), document, noisy, 1000, Listening())
+    readings = iter(range(0, 1000, 60))
+    asleep._clocks = lambda: Counters(0, 0, 0, 0, 0, next(readings))
+    asleep.run()
+    assert asleep.document.samples == ()
+    assert sizes_of(gone_on(tmp_path, asleep.document, noisy, 1000), "head") == {2: 8}
+
+
+def test_no_sampling_goes_on_where_figures_ended_it_or_confirming_rounds_have_begun(tmp_path: Path) -> None:
+    def outcome(turn: Turn) -> float:
+        """Head is slower at both sizes: certainly so at one, with times that jump about at the other."""
+        slow_ms = 14.0 + 0.6 * (turn.pair % 2) if turn.cell.input_shape[0] == 4 else 12.0
+        return slow_ms if side(turn) == "head" else 10.0
+
+    short = sitting(tmp_path, outcome, replace(REQUEST, batch_sizes=(4, 2), pairs=10), most_rounds=15)
+    assert short.comparison is not None
+    assert [short.comparison.stopped[case.key] for case in short.cases] == [
+        "the cap of 470 s was reached after 9 of 10 rounds",
+        "the intervals were narrow enough after 6 pairs",
+    ]
+    assert {sample.pair for sample in short.samples} == {*range(9), 10, 11}
+    longer = gone_on(tmp_path, short, outcome, 1000)
+    new = Counter((sample.pair, longer.by_key[sample.cell].input_shape[0]) for sample in longer.samples)
+    assert new - Counter(
+        (sample.pair, short.by_key[sample.cell].input_shape[0]) for sample in short.samples
+    ) == Counter({(pair, size): 2 for pair in (12, 13, 14, 15) for size in (4, 2)})
 
 
 def test_confirming_may_take_a_quarter_more_than_the_cap(tmp_path: Path) -> None:
