@@ -68,9 +68,10 @@ def prepare(
             raise cuda.translated(driver.error_words(status), "launching a kernel")
 
     def launch(stream: int, *given: Any, _kept: Any = size) -> None:
-        if groups_of_stream and stream in groups_of_stream:
+        groups = groups_of_stream.get(stream)
+        if groups is not None:
             packed = pack(*given)
-            if not groups_of_stream[stream].takes(launch_packed, packed):
+            if not groups.takes(launch_packed, packed):
                 launch_packed(stream, packed)
             return
         # As `launch_packed`, which costs a call and a copy more, as a `with` costs as much again as what is done in it.

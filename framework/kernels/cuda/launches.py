@@ -162,10 +162,9 @@ class Launches:
 
     def run(self, stream: int, operands: Addresses) -> None:
         """Launches all on `stream`, with the operands at these addresses."""
-        groups_of_stream = launch_groups.of_stream
-        if groups_of_stream and stream in groups_of_stream:
-            if groups_of_stream[stream].takes(self._run_later, operands):
-                return
+        groups = launch_groups.of_stream.get(stream)
+        if groups is not None and groups.takes(self._run_later, operands):
+            return
         at = (*operands, stream)
         # A `with` would cost as much again as what is done in it.
         self._lock.acquire()
