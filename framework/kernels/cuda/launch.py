@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -23,9 +22,9 @@ _MULTIPROCESSORS = 16  # cudaDevAttrMultiProcessorCount
 _LEAST_WORKSPACE_BYTES = 1024 * 1024
 # Marks in the list that tells the driver where the argument block is: its address, its size, the end.
 _ADDRESS, _SIZE, _END = 1, 2, 0
-
-# A launch from another thread must not overwrite an argument block before the driver has read it.
-_lock = threading.Lock()
+# What a kernel is launched with: where the arguments go that vary, its configuration, what the driver is given, and the size
+# of the arguments, which the driver reads, too.
+_Room = tuple[memoryview, LaunchConfig, tuple, ctypes.c_size_t]
 
 stream = cuda.launching_on
 
@@ -46,44 +45,41 @@ def prepare(
     if any(code not in "0123456789Qqd" for code in varying):
         raise ValueError(f"what varies from call to call is eight bytes wide: Q, q or d; got {varying!r}")
     head, tail = struct.Struct("@" + varying), struct.Struct("@" + constants)
-    arguments = ctypes.create_string_buffer(head.size + tail.size)
-    tail.pack_into(arguments, head.size, *values)
-    size = ctypes.c_size_t(head.size + tail.size)
-    block = (ctypes.c_void_p * 5)(_ADDRESS, ctypes.addressof(arguments), _SIZE, ctypes.addressof(size), _END)
     # It hides most of the time from one kernel's end to the next one's begin.
     attributes = [(driver.STARTS_EARLY, (1,))] if function.starts_early else []
-    config = LaunchConfig.of((*grid, 1), (threads, 1, 1), attributes=attributes)
-    given_to_driver = (ctypes.byref(config), ctypes.c_void_p(function.address), None, block)
-    launch_kernel, pack_into, pack = driver.api().cuLaunchKernelEx, head.pack_into, head.pack
-    given_room, acquire, release = memoryview(arguments).cast("B")[: head.size], _lock.acquire, _lock.release
-    groups_of_stream = launch_groups.of_stream
 
-    # `size` is what the driver reads: each of the two keeps it, as a group may outlive `launch`.
-    def launch_packed(stream: int, given: bytes, _kept: Any = size) -> None:
-        with _lock:
-            given_room[:] = given
-            config.stream = stream
-            status = launch_kernel(*given_to_driver)
-        if status:
-            raise cuda.translated(driver.error_words(status), "launching a kernel")
+    def new_room() -> _Room:
+        arguments = ctypes.create_string_buffer(head.size + tail.size)
+        tail.pack_into(arguments, head.size, *values)
+        size = ctypes.c_size_t(len(arguments))
+        block = (ctypes.c_void_p * 5)(_ADDRESS, ctypes.addressof(arguments), _SIZE, ctypes.addressof(size), _END)
+        config = LaunchConfig.of((*grid, 1), (threads, 1, 1), attributes=attributes)
+        given_to_driver = (ctypes.byref(config), ctypes.c_void_p(function.address), None, block)
+        return memoryview(arguments).cast("B")[: head.size], config, given_to_driver, size
 
-    def launch(stream: int, *given: Any, _kept: Any = size) -> None:
-        groups = groups_of_stream.get(stream)
-        if groups is not None:
-            packed = pack(*given)
-            if not groups.takes(launch_packed, packed):
-                launch_packed(stream, packed)
-            return
-        # As `launch_packed`, which costs a call and a copy more, as a `with` costs as much again as what is done in it.
-        acquire()
+    # Whoever launches takes one, until the driver has read it. Another thread meanwhile, or a finalizer or a signal handler in
+    # the middle, finds none and makes one, where with a lock it would wait; so does the next one where a signal ends a launch.
+    idle = [new_room()]
+    launch_kernel, pack, take, give_back = driver.api().cuLaunchKernelEx, head.pack, idle.pop, idle.append
+    groups_of = launch_groups.of_stream.get
+
+    def launch_packed(stream: int, given: bytes) -> None:
         try:
-            pack_into(arguments, 0, *given)
-            config.stream = stream
-            status = launch_kernel(*given_to_driver)
-        finally:
-            release()
+            room = take()
+        except IndexError:
+            room = new_room()
+        varying_part, config, given_to_driver, _ = room
+        varying_part[:] = given
+        config.stream = stream
+        status = launch_kernel(*given_to_driver)
+        give_back(room)
         if status:
             raise cuda.translated(driver.error_words(status), "launching a kernel")
+
+    def launch(stream: int, *given: Any) -> None:
+        packed, groups = pack(*given), groups_of(stream)
+        if groups is None or not groups.takes(launch_packed, packed):
+            launch_packed(stream, packed)
 
     return launch
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import struct
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -154,36 +153,34 @@ class Launches:
     def __init__(self, nodes: Sequence[Node], found: Sequence[Place]) -> None:
         self._nodes = nodes
         self._found = found
-        # A launch from another thread must not change a parameter before the driver has read it.
-        self._lock = threading.Lock()
+        # Whoever launches takes calls out, until the driver has read them. Another thread meanwhile, or a finalizer or a signal
+        # handler in the middle, makes its own, where with a lock it would wait.
         self._known: dict[tuple[int, ...], _Calls] = {}
         # The same one each time it is looked at, as a method is not.
-        self._run_later = self.run
+        self._launch_later = self._launch
 
     def run(self, stream: int, operands: Addresses) -> None:
         """Launches all on `stream`, with the operands at these addresses."""
         groups = launch_groups.of_stream.get(stream)
-        if groups is not None and groups.takes(self._run_later, operands):
-            return
+        if groups is None or not groups.takes(self._launch_later, operands):
+            self._launch(stream, operands)
+
+    def _launch(self, stream: int, operands: Addresses) -> None:
         at = (*operands, stream)
-        # A `with` would cost as much again as what is done in it.
-        self._lock.acquire()
-        try:
-            for function, arguments in (self._known.get(at) or self._new(at)).calls:
-                status = function(*arguments)
-                if status:
-                    raise cuda.translated(RuntimeError(f"the driver's error {status}"), "launching a library's kernel")
-        finally:
-            self._lock.release()
+        calls = self._known.pop(at, None) or self._new(at)
+        for function, arguments in calls.calls:
+            status = function(*arguments)
+            if status:
+                raise cuda.translated(RuntimeError(f"the driver's error {status}"), "launching a library's kernel")
+        self._known[at] = calls
 
     def _new(self, at: tuple[int, ...]) -> _Calls:
-        """The calls for operands and a stream that are not known: new ones, or the oldest moved there."""
-        if len(self._known) < _MOST_KNOWN:
+        """The calls for operands and a stream that are not known: new ones, or those used longest ago, moved there."""
+        known = list(self._known)
+        calls = self._known.pop(known[0], None) if len(known) >= _MOST_KNOWN else None
+        if calls is None:
             calls = _Calls(self._nodes, self._found)
-        else:
-            calls = self._known.pop(next(iter(self._known)))
         calls.move(at)
-        self._known[at] = calls
         return calls
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +187,84 @@ def test_a_launch_that_is_refused_is_said_with_the_drivers_word(monkeypatch: pyt
     run = launch.prepare(Function(5, True), (1, 1), "Q")
     with pytest.raises(flow.cuda.CudaError, match="launching a kernel failed: CUDA_ERROR_INVALID_VALUE"):
         run(0, 512)
+
+
+def _launch_within(monkeypatch: pytest.MonkeyPatch, fake: Any, run: Callable[[int], object]) -> None:
+    """Calls `run(1)`, and at the driver's door `run(2)`: as a finalizer, a signal handler or another thread may."""
+    launch_kernel, within = fake.cuLaunchKernelEx, [2]
+
+    def cuLaunchKernelEx(*given: Any) -> int:
+        while within:
+            run(within.pop())
+        return launch_kernel(*given)
+
+    fake.cuLaunchKernelEx = cuLaunchKernelEx
+    monkeypatch.setattr(driver, "api", lambda: fake)
+    # Where one waits for the other, it does so for ever.
+    launching = threading.Thread(target=run, args=(1,), daemon=True)
+    launching.start()
+    launching.join(20)
+    assert not launching.is_alive()
+
+
+def test_a_launch_in_the_middle_of_another_of_the_same_kernel_leaves_that_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fake, made = OwnLaunches(), []
+
+    def run(number: int) -> None:
+        if not made:
+            made.append(launch.prepare(Function(5, True), (1, 1), "Q", "q", (7,)))
+        made[0](10 + number, 512 * number)
+
+    _launch_within(monkeypatch, fake, run)
+    assert [(one[1], one[5]) for one in fake.launched] == [(10 + n, struct.pack("@Qq", 512 * n, 7)) for n in (2, 1)]
+
+
+def test_a_plan_in_the_middle_of_another_run_of_it_leaves_that_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, made = FakeDriver(), []
+    kernel = Node(recording._KERNEL, 7, (1, 1, 1, 32, 1, 1, 0, (0, 0, 0), 0, 0), (bytes(8),))
+
+    def run(number: int) -> None:
+        if not made:
+            made.append(launches.Launches([kernel], [Place(0, 0, 0, 0, 0)]))
+        made[0].run(10, (512, 0, 0, 0))
+        made[0].run(10 + number, (512 * number, 0, 0, 0))
+
+    _launch_within(monkeypatch, fake, run)
+    assert fake.launched == [(10, 7, 512), (12, 7, 1024), (10, 7, 512), (11, 7, 512)]
+
+
+def test_what_a_signal_interrupts_can_be_launched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = OwnLaunches()
+
+    def interrupt(*given: Any) -> int:
+        raise _InterruptError
+
+    monkeypatch.setattr(driver, "api", lambda: SimpleNamespace(cuLaunchKernelEx=lambda *given: doing[0](*given)))
+    doing: list[Callable[..., int]] = [interrupt]
+    run = launch.prepare(Function(5, True), (1, 1), "Q", "q", (7,))
+    with pytest.raises(_InterruptError):
+        run(11, 512)
+    doing[0] = fake.cuLaunchKernelEx
+    run(12, 1024)
+    assert [(one[1], one[5]) for one in fake.launched] == [(12, struct.pack("@Qq", 1024, 7))]
+
+
+class _InterruptError(BaseException):
+    """As KeyboardInterrupt."""
+
+
+def test_groups_that_end_in_another_thread_leave_a_launch_to_who_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    class EndsMeanwhile(dict):
+        def __contains__(self, stream: object) -> bool:
+            return True
+
+    fake = OwnLaunches()
+    monkeypatch.setattr(driver, "api", lambda: fake)
+    monkeypatch.setattr(launch_groups, "of_stream", EndsMeanwhile({3: None}))
+    launch.prepare(Function(5, True), (1, 1), "Q")(11, 512)
+    assert [one[1] for one in fake.launched] == [11]
 
 
 def test_counters_are_cleared_behind_what_may_still_use_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
