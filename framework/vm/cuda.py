@@ -159,11 +159,16 @@ class CudaStream(Stream):
 
     def group_launches(self, on: bool) -> None:
         """Lets launches that come again as they came before be one launch, or not: see `launch_groups`."""
-        if on and self._address not in launch_groups.of_stream:
+        groups = launch_groups.of_stream.get(self._address)
+        if on and groups is None:
             groups = LaunchGroups(api(), self._address, partial(choose, self.device))
             launch_groups.of_stream[self._address] = groups
-        elif not on and self._address in launch_groups.of_stream:
-            launch_groups.of_stream.pop(self._address).close()
+        elif not on and groups is not None:
+            # Until all is launched that waits, who launches in another thread must find them, to come behind that.
+            try:
+                groups.close()
+            finally:
+                launch_groups.of_stream.pop(self._address, None)
 
     def run(self, work: Any, name: object = None) -> None:
         """Calls `work`; what it launches goes to this stream."""

@@ -41,11 +41,11 @@ class Launch(NamedTuple):
 class _Group:
     """A sequence of launches and its graph, 0 for a short one; and which group came behind it, how often in a row."""
 
-    __slots__ = ("breaks", "executable", "follower", "in_a_row", "launches", "length", "rounds")
+    __slots__ = ("breaks", "executable", "follower", "in_a_row", "last", "launches", "rounds")
 
     def __init__(self, launches: tuple[Launch, ...], executable: int) -> None:
         self.launches = launches
-        self.length = len(launches)
+        self.last = len(launches) - 1
         self.executable = executable
         self.rounds = self.breaks = self.in_a_row = 0
         self.follower: _Group | None = None
@@ -67,14 +67,16 @@ class _Past:
 
     def note(self, launch: Launch) -> None:
         """Adds a launch, which goes on with what is repeated or is the first of something else."""
-        if self.goes_on_with(launch):
+        goes_on = self.goes_on_with(launch)
+        # First of all: what is to be compared next is there, also where a signal ends this in the middle.
+        self._noted.append(launch)
+        if goes_on:
             self.repeated += 1
             self._next += 1
         else:
             self._next = self._last.get(launch, -1) + 1
             self.repeated = int(self._next > 0)
-        self._last[launch] = len(self._noted)
-        self._noted.append(launch)
+        self._last[launch] = len(self._noted) - 1
 
     def take(self) -> tuple[Launch, ...]:
         """The latest launches that repeat earlier ones; what is repeated from now on is counted anew."""
@@ -82,14 +84,19 @@ class _Past:
         self.repeated = 0
         return taken  # type: ignore[return-value]
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more should be added before `interrupt`."""
+        return len(self._noted) > _MOST_NOTED
+
     def interrupt(self) -> None:
         """Nothing that is repeated goes on across this point."""
         self.repeated = self._next = 0
         if self._noted[-1] is not None:
             self._noted.append(None)
-        if len(self._noted) > _MOST_NOTED:
-            self._noted[1:] = []
+        if self.is_full:
             self._last.clear()
+            self._noted[1:] = []
 
 
 class LaunchGroups:
@@ -101,12 +108,16 @@ class LaunchGroups:
 
     def __init__(self, api: Any, stream: int, choose: Callable[[], None]) -> None:
         self._api, self._stream, self._choose = api, stream, choose
-        # What waits is launched through the same functions that call `takes`.
+        # A finalizer or a signal handler may launch, look or raise while this thread is in the middle of something here. It
+        # comes in too, sees `_is_busy`, launches what waits, and touches nothing else.
         self._lock = threading.RLock()
-        self._launches_itself = False
+        self._is_busy = self._is_closed = False
         # The group whose launches are coming, and how many of them have come.
         self._group: _Group | None = None
         self._at = 0
+        # Launches that go one by one, how many of them came, and how many went.
+        self._due: tuple[Launch, ...] = ()
+        self._came = self._went = 0
         # The group that ended with the latest launch.
         self._before: _Group | None = None
         self._past = _Past()
@@ -119,18 +130,13 @@ class LaunchGroups:
         """Whether a launch that is due is left to this: it waits, or went with its group. If not, the caller launches it."""
         self._lock.acquire()
         try:
-            if self._launches_itself:
-                return False
             group = self._group
-            if group is not None:
+            if group is not None and self._at < group.last:
                 expected = group.launches[self._at]
                 if expected.run is run and expected.key == key:
                     self._at += 1
-                    if self._at == group.length:
-                        self._complete(group)
                     return True
-                self._break_off(group)
-            return self._begins(Launch(run, key))
+            return self._ends_or_begins(Launch(run, key))
         finally:
             self._lock.release()
 
@@ -138,32 +144,72 @@ class LaunchGroups:
         """Launches what waits: whatever is put on the stream from now on comes behind it."""
         with self._lock:
             self._choose()
-            if self._group is not None:
-                self._break_off(self._group)
-            self._before = None
-            self._end_repetition()
+            if self._is_busy or self._is_closed:
+                self._launch_what_waits()
+                return
+            self._is_busy = True
+            try:
+                self._break_off()
+                self._before = None
+                self._end_repetition()
+            finally:
+                self._is_busy = False
+                if self._is_closed:
+                    self._give_back()
 
     def close(self) -> None:
-        """Launches what waits, and gives the graphs back."""
+        """Launches what waits, and gives the graphs back. What is launched from now on does not wait."""
         with self._lock:
-            self.flush()
-            self._forget()
-            if self._recording_stream is not None:
-                self._api.streamDestroy(self._recording_stream)
-                self._recording_stream = None
+            self._is_closed = True
+            try:
+                self.flush()
+            finally:
+                self._give_back()
 
-    def _complete(self, group: _Group) -> None:
+    def _ends_or_begins(self, launch: Launch) -> bool:
+        """As `takes`, for a launch with which a group may end or begin."""
+        if self._is_busy or self._is_closed:
+            self._launch_what_waits()
+            return False
+        self._is_busy = True
+        try:
+            group = self._group
+            if group is not None and self._at == group.last and group.launches[-1] == launch:
+                return self._complete(group)
+            self._break_off()
+            return self._begins(launch)
+        finally:
+            self._is_busy = False
+            if self._is_closed:
+                self._give_back()
+
+    def _complete(self, group: _Group) -> bool:
+        """Launches a group whose last launch has come; False where all before that went meanwhile."""
+        launch_graph, executable, count = self._api.graphLaunch, group.executable, len(group.launches)
+        # From here on no signal comes before the driver has the graph, and what went before does not go with it again.
+        if self._group is not group:
+            return False
         self._group = None
-        group.rounds += 1
-        if group.executable:
-            self._credit = min(self._credit + 1, _CREDIT)
-            self._api.graphLaunch(group.executable, self._stream)
+        if executable:
+            try:
+                launch_graph(executable, self._stream)
+            except RuntimeError:
+                # One by one, where the driver refuses the graph, as it does when memory runs out: or each tells what is wrong.
+                self._due, self._came, self._went = group.launches, count, 0
+                self._launch_what_waits()
+                self._give_up(group)
+                self._credit = 0
+            else:
+                self._credit = min(self._credit + 1, _CREDIT)
         else:
-            self._launch(group.launches)
+            self._due, self._came, self._went = group.launches, count, 0
+            self._launch_what_waits()
+        group.rounds += 1
         self._noted_s = perf_counter()
         before, self._before = self._before, group
-        if before is not None and before.length + group.length <= _MOST:
+        if before is not None and before.last + group.last + 2 <= _MOST:
             self._follows(before, group)
+        return True
 
     def _follows(self, before: _Group, group: _Group) -> None:
         """Notes that a group came directly behind another, and makes them one where it does so again and again."""
@@ -180,14 +226,15 @@ class LaunchGroups:
             self._before = None
             self._end_repetition()
         self._noted_s = now_s
-        if launch in self._groups and not self._api.streamIsCapturing(self._stream):
+        if launch in self._groups and not self._is_captured():
             # What has been repeated may be a longer group that takes the place of this one, or that of all.
             self._end_repetition()
             group = self._groups.get(launch)
             if group is not None:
-                self._group, self._at = group, 1
-                if group.length == 1:
-                    self._complete(group)
+                if group.last == 0:
+                    self._at, self._group = 0, group
+                    return self._complete(group)
+                self._at, self._group = 1, group
                 return True
         self._before = None
         self._note(launch)
@@ -195,6 +242,8 @@ class LaunchGroups:
 
     def _note(self, launch: Launch) -> None:
         past = self._past
+        if past.is_full:
+            self._end_repetition()
         if past.repeated == _MOST or (past.repeated and not past.goes_on_with(launch)):
             self._make_group(past.take())
         past.note(launch)
@@ -204,69 +253,102 @@ class LaunchGroups:
             self._make_group(self._past.take())
         self._past.interrupt()
 
-    def _break_off(self, group: _Group) -> None:
-        """Launches what has come of a group, which goes on otherwise this time."""
-        waiting = group.launches[: self._at]
-        self._group = self._before = None
-        self._launch(waiting)
+    def _break_off(self) -> None:
+        """Launches what waits: of a group, which goes on otherwise this time, or of what was interrupted."""
+        group = self._group
+        came = () if group is None else group.launches[: self._at]
+        self._launch_what_waits()
+        if group is None:
+            return
+        self._before = None
         group.breaks += 1
         if group.breaks > _MOST_BREAKS + group.rounds // _ROUNDS_PER_BREAK:
-            self._drop(self._groups.pop(group.launches[0]))
+            self._give_up(group)
         # They may be a group of their own.
         self._past.interrupt()
-        for launch in waiting:
+        for launch in came:
             self._note(launch)
 
-    def _launch(self, launches: tuple[Launch, ...]) -> None:
-        self._launches_itself = True
-        try:
-            for run, key in launches:
-                run(self._stream, key)
-        finally:
-            self._launches_itself = False
+    def _launch_what_waits(self) -> None:
+        """Launches one by one what came and did not go. May be called in the middle of itself, and again where it raised."""
+        group = self._group
+        if group is not None:
+            # No signal comes between these.
+            self._due, self._came = group.launches, self._at
+            self._went, self._group = 0, None
+        while self._went < self._came:
+            run, key = self._due[self._went]
+            self._went += 1
+            run(self._stream, key)
 
     def _make_group(self, launches: tuple[Launch, ...]) -> None:
         """Makes a group of these launches in place of one that begins as they do and is shorter, if it can be made now."""
         known = self._groups.get(launches[0])
-        if (known is not None and known.length >= len(launches)) or self._api.streamIsCapturing(self._stream):
+        if (known is not None and known.last + 1 >= len(launches)) or self._is_closed or self._is_captured():
             return
         executable = 0
         if len(launches) >= _LEAST:
             if not self._credit:
                 return
             self._credit -= 1
-            executable = self._recorded(launches)
-        if known is not None:
-            self._drop(known)
-        elif len(self._groups) == _MOST_GROUPS:
+            try:
+                executable = self._recorded(launches)
+            except RuntimeError:
+                # There may be no memory for it. Where more is wrong, launching tells.
+                self._credit = 0
+                return
+        if known is None and len(self._groups) == _MOST_GROUPS:
             self._forget()
         self._groups[launches[0]] = _Group(launches, executable)
+        if known is not None:
+            self._drop(known)
+
+    def _give_up(self, group: _Group) -> None:
+        if self._groups.pop(group.launches[0], None) is not None:
+            self._drop(group)
 
     def _drop(self, group: _Group) -> None:
         if group.executable:
             self._api.graphExecDestroy(group.executable)
 
     def _forget(self) -> None:
-        for group in self._groups.values():
+        # What is given back is not found any more, also where this ends in the middle.
+        groups, self._groups = self._groups, {}
+        for group in groups.values():
             self._drop(group)
-        self._groups.clear()
+
+    def _give_back(self) -> None:
+        """Ends what the driver keeps for this, once nothing is in the middle of using it."""
+        if not self._is_busy:
+            self._forget()
+            stream, self._recording_stream = self._recording_stream, None
+            if stream is not None:
+                self._api.streamDestroy(stream)
+
+    def _is_captured(self) -> bool:
+        """Whether somebody records what is put on the stream, or nobody can tell: then launching tells why."""
+        try:
+            return bool(self._api.streamIsCapturing(self._stream))
+        except RuntimeError:
+            return True
 
     def _recorded(self, launches: tuple[Launch, ...]) -> int:
-        """A graph of these launches, none of which is run."""
+        """A graph of these launches, none of which is run. Raises RuntimeError where the driver refuses it."""
         api = self._api
         if self._recording_stream is None:
             self._recording_stream = api.streamCreateWithFlags(api.streamNonBlocking)
-        stream = self._recording_stream
+        stream, graph = self._recording_stream, 0
         api.streamBeginCapture(stream, api.streamCaptureModeRelaxed)
         try:
-            for run, key in launches:
-                run(stream, key)
-        finally:
-            graph = api.streamEndCapture(stream)
-        try:
+            try:
+                for run, key in launches:
+                    run(stream, key)
+            finally:
+                graph = api.streamEndCapture(stream)
             return int(api.graphInstantiate(graph))
         finally:
-            api.graphDestroy(graph)
+            if graph:
+                api.graphDestroy(graph)
 
 
 # Whether streams that are opened from now on group their launches.

@@ -298,6 +298,55 @@ def test_what_is_remembered_and_held_is_bounded(box: Box, monkeypatch: pytest.Mo
         assert len(box.groups._past._last) <= 64 + 6
 
 
+def test_what_is_remembered_is_bounded_where_nobody_looks(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_groups, "_MOST_NOTED", 64)
+    for number in range(500):
+        box.issue(number)
+        assert len(box.groups._past._noted) <= 64 + 2
+    for _ in range(3):
+        box.issue(*range(1000, 1020))
+        box.look()
+    assert box.api.graph_launches == 1
+
+
+@pytest.mark.parametrize("refused", ["streamCreateWithFlags", "streamBeginCapture", "graphInstantiate", "graphLaunch"])
+def test_what_the_driver_takes_for_no_graph_is_launched_one_by_one(box: Box, refused: str) -> None:
+    def refuse(*_: Any) -> int:
+        raise RuntimeError("cudaErrorMemoryAllocation: out of memory")
+
+    driver_does = getattr(box.api, refused)
+    setattr(box.api, refused, refuse)
+    for _ in range(6):
+        assert launches_of(box, *range(20)) == (0, 20)
+    assert (box.api.graphs, box.api.executables, box.api.recorded) == ({}, {}, {})
+    setattr(box.api, refused, driver_does)
+    # No more is asked of it before there is reason to think that it would be used.
+    assert box.groups._credit == 0
+    assert launches_of(box, *range(20)) == (0, 20)
+
+
+@pytest.mark.parametrize("asked", ["graphLaunch", "streamIsCapturing"])
+def test_an_error_of_the_device_is_told_by_the_launches_themselves(box: Box, asked: str) -> None:
+    has_failed = False
+
+    def refuse(*_: Any) -> int:
+        raise RuntimeError("cudaErrorIllegalAddress")
+
+    def launch(stream: int, key: Any) -> None:
+        if has_failed:
+            raise ValueError("in the words of who launches")
+        box.api.launch(stream, key)
+
+    box.run = launch
+    for _ in range(4):
+        box.issue(*range(20))
+        box.look()
+    has_failed = True
+    setattr(box.api, asked, refuse)
+    with pytest.raises(ValueError, match="in the words of who launches"):
+        box.issue(*range(20))
+
+
 def test_closing_runs_what_waits_and_gives_everything_back(box: Box) -> None:
     for _ in range(6):
         box.issue(*range(30))
@@ -307,7 +356,7 @@ def test_closing_runs_what_waits_and_gives_everything_back(box: Box) -> None:
     assert (box.api.executables, box.api.graphs, box.api.streams) == ({}, {}, set())
 
 
-def test_an_error_of_a_launch_that_waited_is_raised_by_whoever_looks_and_the_next_ones_run(box: Box) -> None:
+def test_an_error_of_a_launch_that_waited_is_raised_by_whoever_looks_and_those_behind_it_run(box: Box) -> None:
     refused: set[Any] = set()
 
     def launch(stream: int, key: Any) -> None:
@@ -327,7 +376,7 @@ def test_an_error_of_a_launch_that_waited_is_raised_by_whoever_looks_and_the_nex
     ran = len(box.api.ran)
     box.issue(*range(20))
     box.groups.flush()
-    assert box.api.ran[ran:] == list(range(20))
+    assert box.api.ran[ran:] == [2, *range(20)]
 
 
 def test_threads_that_launch_at_once_lose_nothing(box: Box) -> None:
