@@ -47,6 +47,8 @@ class SyncBatchNorm(BatchNorm2d):
             y = ops.add(y, residual)
         return ops.relu(y) if relu else y
 
+    _own_forward = forward
+
     @staticmethod
     def convert_sync_batchnorm(module: Module, process_group: distributed.Group | None = None) -> Module:
         """The module with a SyncBatchNorm in place of each BatchNorm2d in it, with the same parameters and buffers."""

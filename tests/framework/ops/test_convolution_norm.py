@@ -65,6 +65,52 @@ def test_what_forbids_one_operation() -> None:
     assert _nodes(norm.after(convolution, x)) == ["batch_norm", "conv2d"]
 
 
+@pytest.mark.parametrize("name", ["forward", "__call__"])
+@pytest.mark.parametrize("kind", [flow.nn.Conv2d, flow.nn.BatchNorm2d, flow.nn.Sequential, flow.nn.Module])
+def test_what_a_class_is_given_later_is_called(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = flow.models.resnet18(num_classes=4)
+    x = flow.tensor(np.random.default_rng(4).standard_normal((2, 3, 32, 32)).astype(np.float32))
+    expected = model(x).detach().numpy()
+    met: list[Any] = []
+    own = getattr(kind, name)
+
+    def spy(self: Any, *given: Any, **settings: Any) -> Any:
+        met.append(self)
+        return own(self, *given, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kind, name, spy)
+        np.testing.assert_array_equal(model(x).detach().numpy(), expected)
+    # The classes here have a forward of their own in front of Module's.
+    wanted = [] if (kind, name) == (flow.nn.Module, "forward") else [m for m in model.modules() if isinstance(m, kind)]
+    assert sorted(map(id, met)) == sorted(map(id, wanted))
+    met.clear()
+    model(x)
+    assert not met
+    assert _nodes(model.bn1.after(model.conv1, x)) == ["conv2d_batch_norm"]
+
+
+def _twice(self: Any, x: flow.Tensor) -> flow.Tensor:
+    return x * 2.0
+
+
+@pytest.mark.parametrize("where", ["module", "class", "subclass"])
+def test_a_normalisation_of_ones_own_may_know_of_images_alone(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    convolution, norm = _layers()
+    if where == "module":
+        norm.forward = lambda x: x * 2.0
+    elif where == "class":
+        monkeypatch.setattr(flow.nn.BatchNorm2d, "forward", _twice)
+    else:
+        norm = type("Twice", (flow.nn.BatchNorm2d,), {"forward": _twice})(16)
+    random = np.random.default_rng(5)
+    x, added = (flow.tensor(random.standard_normal(s).astype(np.float32)) for s in ((2, 8, 6, 6), (2, 16, 3, 3)))
+    expected = convolution(x).detach().numpy() * 2
+    found = [norm.after(convolution, x), norm.after(convolution, x, residual=added, relu=True)]
+    np.testing.assert_array_equal(found[0].detach().numpy(), expected)
+    np.testing.assert_array_equal(found[1].detach().numpy(), np.maximum(expected + added.numpy(), 0))
+
+
 @pytest.mark.parametrize(
     ("target", "settings"),
     [
