@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import selectors
 import signal
@@ -16,15 +17,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
+from framework.distributed.rank_guard import Guard, signal_group
+
 # From SIGTERM, or a forwarded Ctrl-C, to SIGKILL; and for what comes through the pipes of ranks that have ended.
 GRACE_S = 5.0
 _LAST_WORDS_S = 1.0
 _LOOK_S = 0.05
-_TAIL_BYTES = 6000
-_LINE_LIMIT_BYTES = 65536
+# From a traceback to the end of its rank, which takes its leave of the others and of its GPU.
+_HOLD_S = 2.0
+_HOLD_LIMIT_BYTES = _LINE_LIMIT_BYTES = 65536
+_QUOTED_BYTES = 300
+# Where Python's own last words begin: an exception's, a crash's, those of a script that does not compile.
+_LAST_WORDS = re.compile(rb'Traceback \(most recent call last|^Fatal Python error: |^  File "')
 # What is open beside the ranks' pipes, and while one more is started.
 _OTHER_FILES = 64
-_DONE = b"done\n"
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -50,7 +56,7 @@ def run(plan: Plan) -> int:
 
     Where the system refuses to start one, or to take their output, no other is left either, and the exit code is 2.
     """
-    with _Guard() as guard, _Signals() as signals:
+    with Guard() as guard, _Signals() as signals:
         ranks = _Ranks(plan, guard, signals)
         try:
             ranks.start()
@@ -85,8 +91,6 @@ def make_room(local_size: int, *, prefix: bool) -> str | None:
 class _Rank:
     number: int
     process: subprocess.Popen[bytes]
-    # What it wrote last to its standard error, for the report of its failure.
-    tail: bytes = b""
 
 
 @dataclass(eq=False)
@@ -96,14 +100,47 @@ class _Output:
     rank: _Rank
     source: IO[bytes]
     target: Any
-    keep: bool
-    pending: bytes = field(default=b"")
+    is_error: bool
+    pending: bytes = b""
+    # Lines from a traceback's first one on, which wait: those of the first failure are to come last.
+    held: list[bytes] = field(default_factory=list)
+    held_since_s: float = 0.0
+    last_line: bytes = b""
+
+    def take(self, chunk: bytes) -> list[bytes]:
+        """Adds what was read; returns the lines to pass on now."""
+        *lines, self.pending = (self.pending + chunk).split(b"\n")
+        if len(self.pending) > _LINE_LIMIT_BYTES:
+            lines, self.pending = [*lines, self.pending], b""
+        return self._hold(lines)
+
+    def rest(self) -> list[bytes]:
+        """Ends a line that was begun, as nothing comes any more; returns the lines to pass on now."""
+        lines, self.pending = [self.pending] * bool(self.pending), b""
+        return self._hold(lines)
+
+    def release(self) -> list[bytes]:
+        """The lines held, which are not any more."""
+        lines, self.held = self.held, []
+        return lines
+
+    def _hold(self, lines: list[bytes]) -> list[bytes]:
+        if not self.is_error:
+            return lines
+        self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
+        begin = 0
+        if not self.held:
+            begin = next((place for place, line in enumerate(lines) if _LAST_WORDS.search(line)), len(lines))
+            self.held_since_s = time.monotonic()
+        self.held += lines[begin:]
+        return lines[:begin] + (self.release() if sum(map(len, self.held)) > _HOLD_LIMIT_BYTES else [])
 
 
 class _Ranks:
-    def __init__(self, plan: Plan, guard: _Guard, signals: _Signals) -> None:
+    def __init__(self, plan: Plan, guard: Guard, signals: _Signals) -> None:
         self._plan, self._guard, self._signals = plan, guard, signals
         self._ranks: list[_Rank] = []
+        self._errors: list[_Output] = []
         self._failed: _Rank | None = None
         self._refused: str | None = None
         self._selector = selectors.DefaultSelector()
@@ -156,13 +193,13 @@ class _Ranks:
         """Ends what still runs: asks first, then kills; then takes in what was still written."""
         asked = self._signals.received or signal.SIGTERM
         for rank in self._running():
-            _signal_group(rank.process.pid, asked)
+            signal_group(rank.process.pid, asked)
         deadline = time.monotonic() + GRACE_S
         while self._running() and time.monotonic() < deadline and self._signals.count < 2:
             self._pass_on(_LOOK_S)
         for rank in self._ranks:
             # Also what a rank that has ended had started.
-            _signal_group(rank.process.pid, signal.SIGKILL)
+            signal_group(rank.process.pid, signal.SIGKILL)
             rank.process.wait()
         if self._plan.questions is not None:
             self._selector.unregister(self._plan.questions)
@@ -172,6 +209,7 @@ class _Ranks:
         for key in list(self._selector.get_map().values()):
             self._close(key.data)
         self._selector.close()
+        self._release(0.0)
 
     def report(self) -> int:
         """Says what went wrong, last of all; returns the exit code."""
@@ -180,7 +218,8 @@ class _Ranks:
             return 2
         if self._failed is not None:
             status = self._failed.process.returncode
-            _say(_failure(self._failed, status, len(self._ranks)))
+            errors = next((output for output in self._errors if output.rank is self._failed), None)
+            _say(_failure(self._failed.number, status, len(self._ranks)) + (_words(errors) if errors else ""))
             return status if status > 0 else 128 - status
         received = self._signals.received
         if received is not None:
@@ -199,13 +238,16 @@ class _Ranks:
 
     def _listen(self, rank: _Rank) -> None:
         process = rank.process
-        for source, target, keep in ((process.stdout, sys.stdout, False), (process.stderr, sys.stderr, True)):
+        for source, target, is_error in ((process.stdout, sys.stdout, False), (process.stderr, sys.stderr, True)):
             if source is not None:
                 os.set_blocking(source.fileno(), False)
-                self._selector.register(source, selectors.EVENT_READ, _Output(rank, source, target, keep))
+                output = _Output(rank, source, target, is_error)
+                self._selector.register(source, selectors.EVENT_READ, output)
+                self._errors += [output] * is_error
 
     def _pass_on(self, patience_s: float) -> None:
         """Passes on what the ranks have written, waiting a little for it."""
+        self._release(_HOLD_S)
         if not self._selector.get_map():
             time.sleep(patience_s)
             return
@@ -218,18 +260,19 @@ class _Ranks:
                 if not chunk:
                     self._close(output)
                     break
-                if output.keep:
-                    output.rank.tail = (output.rank.tail + chunk)[-_TAIL_BYTES:]
-                *lines, output.pending = (output.pending + chunk).split(b"\n")
-                if len(output.pending) > _LINE_LIMIT_BYTES:
-                    lines, output.pending = [*lines, output.pending], b""
-                self._write(output, lines)
+                self._write(output, output.take(chunk))
 
     def _close(self, output: _Output) -> None:
         self._selector.unregister(output.source)
         output.source.close()
-        if output.pending:
-            self._write(output, [output.pending])
+        self._write(output, output.rest())
+
+    def _release(self, after_s: float) -> None:
+        """Passes on what was held for so long; but not the first failure's, which the report brings."""
+        for output in self._errors:
+            is_reported = output.rank is self._failed and self._refused is None
+            if output.held and not is_reported and time.monotonic() >= output.held_since_s + after_s:
+                self._write(output, output.release())
 
     def _answer(self) -> None:
         """Tells a rank that waits for others which of them have ended."""
@@ -247,6 +290,8 @@ class _Ranks:
                 asking.sendall(f"{ended}\n".encode())
 
     def _write(self, output: _Output, lines: list[bytes]) -> None:
+        if not lines:
+            return
         prefix = f"[rank {output.rank.number}] ".encode()
         try:
             output.target.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
@@ -254,45 +299,8 @@ class _Ranks:
         except OSError as error:  # its reader has gone, the disk is full
             _drop(output.target)
             if self._failed is None:
-                name = "standard error" if output.keep else "standard output"
+                name = "standard error" if output.is_error else "standard output"
                 self._refused = f"cannot write to {name} ({error.strerror or error}): the ranks were ended"
-
-
-class _Guard:
-    """A process that outlives the launcher: where that is killed, it ends the ranks."""
-
-    def __enter__(self) -> _Guard:
-        nothing = subprocess.DEVNULL
-        # This file by itself, with the standard library alone: it is up in no time.
-        command = [sys.executable, "-I", "-S", __file__]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True
-        )
-        return self
-
-    def add(self, group: int) -> None:
-        """Tells it of a rank."""
-        self._tell(b"%d\n" % group)
-
-    def __exit__(self, *_: object) -> None:
-        self._tell(_DONE)
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _tell(self, line: bytes) -> None:
-        assert self._process.stdin is not None
-        # Without a guard, because somebody ended it, the ranks are still ended here.
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._process.stdin.fileno(), line)
-
-
-def _guard() -> None:
-    """What the guard does: when its input ends without the last word, it ends every rank it was told of."""
-    said = sys.stdin.buffer.read().splitlines(keepends=True)
-    if _DONE not in said:
-        for line in said:
-            _signal_group(int(line), signal.SIGKILL)
 
 
 class _Signals:
@@ -315,7 +323,7 @@ class _Signals:
         self.count += 1
 
 
-def _failure(rank: _Rank, status: int, ranks: int) -> str:
+def _failure(rank: int, status: int, ranks: int) -> str:
     if status < 0:
         name = signal.Signals(-status).name
         how = f"was ended by {name}"
@@ -323,11 +331,16 @@ def _failure(rank: _Rank, status: int, ranks: int) -> str:
             how += " (by hand, or by the system because memory ran out)"
     else:
         how = f"failed with exit code {status}"
-    words = rank.tail.decode(errors="replace").strip()
-    if len(rank.tail) >= _TAIL_BYTES:
-        words = "… " + words.partition("\n")[2]
-    others = "; the other ranks were ended" if ranks > 1 else ""
-    return f"launch: rank {rank.number} {how}{others}" + (f". What it wrote last:\n{words}" if words else "")
+    return f"launch: rank {rank} {how}" + "; the other ranks were ended" * (ranks > 1)
+
+
+def _words(errors: _Output) -> str:
+    """What a rank wrote last: in full if it is still held; else in short, as it was seen already."""
+    if errors.held:
+        return ". What it wrote last:\n" + b"\n".join(errors.held).decode(errors="replace").rstrip()
+    line = errors.last_line.strip()
+    line = line if len(line) <= _QUOTED_BYTES else line[:_QUOTED_BYTES] + "…".encode()
+    return f". Its last line: {line.decode(errors='replace')}" if line else ""
 
 
 def _say(text: str) -> None:
@@ -344,12 +357,6 @@ def _drop(stream: Any) -> None:
     os.close(nowhere)
 
 
-def _signal_group(group: int, number: int) -> None:
-    """Sends a signal to a process group; one that is gone already is fine."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
-
-
 def _peer(connection: socket.socket) -> int:
     """The process at the other end of a connection within this machine."""
     process, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
@@ -362,7 +369,3 @@ def _chunks(source: IO[bytes]) -> Iterator[bytes]:
         while chunk := os.read(source.fileno(), 65536):
             yield chunk
         yield b""
-
-
-if __name__ == "__main__":
-    _guard()

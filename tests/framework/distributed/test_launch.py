@@ -70,6 +70,12 @@ class Launch:
         return found
 
 
+def holding_s(patience: float) -> tuple[str, ...]:
+    """What runs a launch that holds tracebacks back for so long, however busy the machine is."""
+    imports = "import sys; from framework.distributed import launch, rank_processes"
+    return "-c", f"{imports}; rank_processes._HOLD_S = {patience}; sys.exit(launch.main())"
+
+
 def marked(mark: str) -> list[int]:
     """The living processes that carry a mark."""
     wanted, found = f"{MARK}={mark}".encode(), []
@@ -197,13 +203,83 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_first_failure_is_seen_last_and_nothing_is_left(tmp_path: Path, fault: str) -> None:
     code, wanted, words = FAULTS[fault]
-    launch = Launch(tmp_path, INIT + dedent(code), "--nproc-per-node", "2")
+    launch = Launch(tmp_path, INIT + dedent(code), "--nproc-per-node", "2", run=holding_s(600))
     status, _, err = launch.finish()
     assert status == wanted, err
     summary = err[err.rindex("launch: rank 1 ") :]
     assert words in summary, err
     assert not any(line.startswith("[rank") for line in summary.splitlines())
+    assert "[rank 1] " not in err  # what it says there is said once
     assert launch.left() == []
+
+
+LAST_WORDS = {
+    # name: (what rank 1 does, what is passed on, what the launcher says last: patterns)
+    "a script that does not compile": (
+        "os.execv(sys.executable, [sys.executable, '-c', '1 +'])",
+        "",
+        r"launch: rank 1 failed with exit code 1; .*\. What it wrote last:\n  File .*\nSyntaxError: invalid syntax\n",
+    ),
+    "a crash": (
+        "import faulthandler; faulthandler.enable(); faulthandler._sigsegv()",
+        "",
+        r"launch: rank 1 was ended by SIGSEGV; .*\. What it wrote last:\nFatal Python error: Segmentation fault\n.*",
+    ),
+    "no traceback": (
+        "sys.exit('no data\\nat /data')",
+        r"\[rank 1\] no data\n\[rank 1\] at /data\n",
+        r"launch: rank 1 failed with exit code 1; the other ranks were ended\. Its last line: at /data\n",
+    ),
+    "one of many bytes": (
+        "sys.exit('x' * 1000)",
+        r"\[rank 1\] x{1000}\n",
+        r"launch: rank 1 failed with exit code 1; the other ranks were ended\. Its last line: x{300}…\n",
+    ),
+    "too much to hold": (
+        "raise ValueError('\\n'.join(['x' * 1000] * 100))",
+        r"\[rank 1\] Traceback .*(\[rank 1\] x{1000}\n){99}",
+        r"launch: rank 1 failed with exit code 1; the other ranks were ended\. Its last line: x{300}…\n",
+    ),
+    "nothing": ("os._exit(3)", "", r"launch: rank 1 failed with exit code 3; the other ranks were ended\n"),
+}
+
+
+@pytest.mark.parametrize("case", LAST_WORDS)
+def test_last_words_come_once(tmp_path: Path, case: str) -> None:
+    code, passed_on, said = LAST_WORDS[case]
+    script = f"if os.environ['RANK'] == '1':\n    {code}\ntime.sleep(60)"
+    status, _, err = Launch(tmp_path, script, "--nproc-per-node", "2", run=holding_s(600)).finish()
+    assert status, err
+    begin = err.index("launch: ")
+    assert re.fullmatch(passed_on, err[:begin], re.DOTALL), err
+    assert re.fullmatch(said, err[begin:], re.DOTALL), err
+
+
+def test_a_traceback_that_does_not_end_its_rank_is_passed_on_in_its_place(tmp_path: Path) -> None:
+    code = """
+        import traceback
+        rank = os.environ["RANK"]
+        print("before", file=sys.stderr)
+        try:
+            raise ValueError(f"of rank {rank}")
+        except ValueError:
+            traceback.print_exc()
+        print("behind", file=sys.stderr)
+        if rank == "1":
+            time.sleep(2)
+            sys.exit(7 if sys.argv[1] == "fail" else 0)
+    """
+    for how in ("go on", "fail"):
+        # With no patience what rank 1 wrote is seen before it ends.
+        run = holding_s(0) if how == "fail" else holding_s(600)
+        status, _, err = Launch(tmp_path, code, "--nproc-per-node", "2", script_arguments=(how,), run=run).finish()
+        for rank in range(2):
+            lines = [line for line in err.splitlines() if line.startswith(f"[rank {rank}] ")]
+            assert lines[:2] == [f"[rank {rank}] before", f"[rank {rank}] Traceback (most recent call last):"]
+            assert lines[-2:] == [f"[rank {rank}] ValueError: of rank {rank}", f"[rank {rank}] behind"]
+        said = "launch: rank 1 failed with exit code 7; the other ranks were ended. Its last line: behind\n"
+        assert (status, "launch: " in err) == ((0, False) if how == "go on" else (7, True))
+        assert how == "go on" or err.endswith(said)
 
 
 NEVER_COMES = {
@@ -454,7 +530,7 @@ def test_no_more_ranks_are_started_once_it_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = Told(then)
-    monkeypatch.setattr(rank_processes, "_Guard", lambda: told)
+    monkeypatch.setattr(rank_processes, "Guard", lambda: told)
     plan = rank_processes.Plan((sys.executable, "-S", "-c", code), 3, 0, 3, {}, prefix=True)
     assert rank_processes.run(plan) == status
     assert len(told) == 1
