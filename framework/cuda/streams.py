@@ -40,8 +40,12 @@ class Stream:
 
     @property
     def cuda_stream(self) -> int:
-        """The address of the CUDA stream, for other libraries."""
-        return self._stream.pointer
+        """The address of the CUDA stream, for other libraries.
+
+        They may keep it, and what they put on the stream comes behind all that was issued before: from now on launches go
+        there one by one (see `group_launches`).
+        """
+        return self._stream.lend()
 
     def query(self) -> bool:
         """Whether everything issued so far has run."""
@@ -73,7 +77,7 @@ class Stream:
         return hash(self._stream)
 
     def __repr__(self) -> str:
-        return f"flow.cuda.Stream({str(self.device)!r}, {self.cuda_stream:#x})"
+        return f"flow.cuda.Stream({str(self.device)!r}, {self._stream.pointer:#x})"
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Absent where __init__ found no device.
@@ -118,13 +122,13 @@ class Event:
         """Moves the event behind everything issued to a stream, the current one, so far."""
         stream = current_stream(self._device) if stream is None else stream
         vm_cuda.choose(stream.device)
-        vm_cuda.api().eventRecord(self._event, stream.cuda_stream)
+        vm_cuda.api().eventRecord(self._event, stream._stream.pointer)
 
     def wait(self, stream: Stream | None = None) -> None:
         """Lets what is issued to a stream, the current one, from now on run after the event; the host goes on."""
         stream = current_stream(self._device) if stream is None else stream
         vm_cuda.choose(stream.device)
-        vm_cuda.api().streamWaitEvent(stream.cuda_stream, self._event)
+        vm_cuda.api().streamWaitEvent(stream._stream.pointer, self._event)
 
     def query(self) -> bool:
         """Whether everything before it has run."""

@@ -146,6 +146,7 @@ class CudaStream(Stream):
         # (sequence, event): the event is past when everything up to that instruction has run.
         self._checkpoints: deque[tuple[int, int]] = deque()
         self._finished = 0
+        self._is_lent = False
         # The first stream of a device is where its instructions go.
         _current.setdefault(device.index, self._address)
         self.group_launches(launch_groups.is_on)
@@ -157,10 +158,16 @@ class CudaStream(Stream):
             launch_groups.flush(self._address)
         return self._address
 
+    def lend(self) -> int:
+        """The stream's address, for somebody who keeps it and puts work on the stream unseen: no launch waits from now on."""
+        self._is_lent = True
+        self.group_launches(False)
+        return self._address
+
     def group_launches(self, on: bool) -> None:
         """Lets launches that come again as they came before be one launch, or not: see `launch_groups`."""
         groups = launch_groups.of_stream.get(self._address)
-        if on and groups is None:
+        if on and groups is None and not self._is_lent:
             groups = LaunchGroups(api(), self._address, partial(choose, self.device))
             launch_groups.of_stream[self._address] = groups
         elif not on and groups is not None:
