@@ -78,6 +78,7 @@ def synchronize(device: DeviceLike = None) -> None:
     """Returns when everything issued to the device has run. Raises CudaError where some of it failed."""
     wanted = cuda_device(device)
     if existing_runtime(wanted) is not None:
+        launch_groups.flush_all()  # no stream's work waits until the host has waited for another
         machine.synchronize(wanted)
 
 
@@ -86,7 +87,7 @@ def group_launches(on: bool = True) -> None:
 
     A loop whose steps launch the same kernels at the same addresses waits less for the host in groups. Nothing else changes:
     all runs in the order in which it was issued, and has run when anybody looks. The driver keeps each group as a graph, in
-    memory that no figure here counts.
+    memory that no figure here counts. On a stream whose address was given to other libraries launches go one by one.
     """
     launch_groups.is_on = on
     for stream in machine.streams:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from framework.device import Device
+from framework.vm import launch_groups
 from framework.vm.stream import Mark, Stream
 
 Entry = tuple[int, Callable[[], None], object]
@@ -67,6 +68,7 @@ class HostStream(Stream):
         """Holds the caller until everything up to `mark` has run. Raises what failed in the thread."""
         if self._finished >= mark.sequence and self._failure is None:
             return
+        launch_groups.flush_all()  # devices go on meanwhile
         with self._changed:
             # In slices, so that Ctrl-C ends the wait on every system.
             while self._finished < mark.sequence and self._failure is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 import framework as flow
+from framework.cuda import devices
 from framework.kernels.cuda import driver, launch
 from framework.kernels.cuda.compiler import Function
-from framework.vm import cuda, launch_groups
+from framework.vm import HostStream, cuda, launch_groups
 from framework.vm.machine import machine
 from tests.framework.cuda.test_prepared import OwnLaunches
 
@@ -42,9 +44,9 @@ class Work:
     def issue(self, *keys: int) -> None:
         def work() -> None:
             on = cuda.launching_on(self.stream.device)
-            groups = launch_groups.of_stream[on]
             for key in keys:
-                if not groups.takes(self._launch, key):
+                groups = launch_groups.of_stream.get(on)
+                if groups is None or not groups.takes(self._launch, key):
                     self._launch(on, key)
 
         self.stream.run(work)
@@ -119,6 +121,35 @@ def test_what_a_stream_waits_for_comes_behind_its_own_launches_before(work: Work
     other.end()
 
 
+def test_what_waits_is_launched_before_the_host_is_held_for_its_own_work(work: Work, fake_cuda: FakeCudaApi) -> None:
+    host = HostStream(flow.device("cpu"), "host")
+    launched: list[int] = []
+
+    def look() -> None:
+        deadline = time.monotonic() + 10
+        while len(fake_cuda.streams[work.stream._address]) < 3 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        launched.append(len(fake_cuda.streams[work.stream._address]))
+
+    host.sequence += 1
+    host.run(look)
+    work.stream.wait_for(host.mark())
+    assert launched == [3]
+    host.end()
+
+
+def test_what_waits_on_any_stream_is_launched_before_the_host_waits_for_one(
+    work: Work, fake_cuda: FakeCudaApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[int] = []
+    monkeypatch.setattr(devices, "existing_runtime", lambda device: device)
+    monkeypatch.setattr(
+        machine, "synchronize", lambda device: launched.append(len(fake_cuda.streams[work.stream._address]))
+    )
+    flow.cuda.synchronize(work.stream.device)
+    assert launched == [3]
+
+
 def test_memory_is_given_back_behind_what_may_use_it(work: Work, fake_cuda: FakeCudaApi) -> None:
     source = cuda.CudaSource(work.stream.device)
     memory = source.reserve(64)
@@ -135,6 +166,39 @@ def test_streams_group_their_launches_unless_told_otherwise(fake_cuda: FakeCudaA
     stream.end()
     later.end()
     assert stream._address not in launch_groups.of_stream
+
+
+def test_another_library_that_keeps_a_streams_address_comes_behind_all_that_was_issued(
+    work: Work, fake_cuda: FakeCudaApi
+) -> None:
+    shown = flow.cuda.Stream._of(work.stream)
+    repr(shown)
+    flow.cuda.Event(device=work.stream.device).record(shown)
+    work.issue(0, 1)
+    assert launch_groups.of_stream[work.stream._address]._group is not None
+    address = shown.cuda_stream
+    flow.cuda.group_launches(True)  # leaves that stream as it is
+    work.issue(0, 1, 2)
+    fake_cuda.streams[address].append(lambda: work.ran.append(99))
+    work.stream.synchronize()
+    assert work.ran == [0, 1, 2, 0, 1, 0, 1, 2, 99]
+
+
+def test_a_launch_of_another_thread_while_groups_end_comes_behind_what_waited(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = launch_groups.LaunchGroups.close
+
+    def close_late(groups: launch_groups.LaunchGroups) -> None:
+        work.issue(3)
+        close(groups)
+        # As one who looked for the groups before they ended.
+        assert not groups.takes(work._launch, 0)
+
+    monkeypatch.setattr(launch_groups.LaunchGroups, "close", close_late)
+    flow.cuda.group_launches(False)
+    work.stream.synchronize()
+    assert work.ran == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1.0, 1.0000000000000002)])
