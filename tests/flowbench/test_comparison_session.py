@@ -101,8 +101,9 @@ def sizes_of(document: RunDocument, side: str) -> Counter[int]:
     return Counter(cell.input_shape[0] for cell in cells if cell.engine.endswith(f"@{side}"))
 
 
-def side_of(document: RunDocument, sample: Sample) -> str:
-    return document.by_key[sample.cell].engine.partition("@")[2]
+def rounds_by_size(document: RunDocument) -> Counter[tuple[int, int]]:
+    """How many samples there are, by pair and batch size."""
+    return Counter((sample.pair, document.by_key[sample.cell].input_shape[0]) for sample in document.samples)
 
 
 def noisy(turn: Turn, head_ms: float = 10.0) -> float:
@@ -207,8 +208,7 @@ def test_a_case_with_all_its_rounds_was_not_cut_short_by_the_cap(tmp_path: Path)
 def gone_on(tmp_path: Path, document: RunDocument, outcome: Outcome, most_rounds: int) -> RunDocument:
     """The sitting of `document` after an interruption, with so many more rounds."""
     stopped = whole_pairs(replace(document, ending=Ending("interrupted", None, "stopped by the user")))
-    (tmp_path / "again").mkdir(exist_ok=True)
-    again = MadeUp(store.create(tmp_path / "again", stopped), stopped, outcome, most_rounds, Listening())
+    again = MadeUp(store.create(tmp_path / f"{most_rounds} more", stopped), stopped, outcome, most_rounds, Listening())
     again.run()
     return again.document
 
@@ -265,10 +265,14 @@ def test_no_sampling_goes_on_where_figures_ended_it_or_confirming_rounds_have_be
     ]
     assert {sample.pair for sample in short.samples} == {*range(9), 10, 11}
     longer = gone_on(tmp_path, short, outcome, 1000)
-    new = Counter((sample.pair, longer.by_key[sample.cell].input_shape[0]) for sample in longer.samples)
-    assert new - Counter(
-        (sample.pair, short.by_key[sample.cell].input_shape[0]) for sample in short.samples
-    ) == Counter({(pair, size): 2 for pair in (12, 13, 14, 15) for size in (4, 2)})
+    assert rounds_by_size(longer) - rounds_by_size(short) == Counter(
+        {(pair, size): 2 for pair in (12, 13, 14, 15) for size in (4, 2)}
+    )
+    # A pair that lacks a side is measured anew even so; rounds that confirm are none of sampling.
+    halved = [sample for sample in short.samples if (sample.pair, "head" in sample.cell) != (3, True)]
+    again = gone_on(tmp_path, replace(short, samples=tuple(halved)), outcome, 0)
+    assert again.comparison is not None
+    assert again.comparison.stopped[again.cases[1].key] == "the cap of 470 s was reached after 5 of 10 rounds"
 
 
 def test_confirming_may_take_a_quarter_more_than_the_cap(tmp_path: Path) -> None:
