@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from flowbench.judge.series import STEP_TIME, Series, SeriesPoint, Shift
-from flowbench.report.words import counted, mebibytes, milliseconds, one_line
+from flowbench.report.words import counted, interval, mebibytes, milliseconds, one_line
 
 _COMMIT_DIGITS = 10
 # The kind of memory a table shows: the first that the series has.
@@ -38,7 +38,8 @@ def as_csv(series: Sequence[Series]) -> str:
     writer = csv.writer(file, lineterminator="\n")
     kinds = sorted({kind for one in series for point in one.points for kind in point.peaks})
     names = ["origin", "cell", "label", "machine", "when", "source", "commit", "dirty", "status", "time_ms", "low_ms"]
-    names += ["high_ms", "relative_speed", *(f"{kind.replace(' ', '_')}_bytes" for kind in kinds), "shift"]
+    names += ["high_ms", "relative_speed", "relative_speed_low", "relative_speed_high"]
+    names += [*(f"{kind.replace(' ', '_')}_bytes" for kind in kinds), "shift"]
     writer.writerow(names)
     for one in series:
         shifts = {shift.index: f"{shift.before} > {shift.after}" for shift in one.shifts if shift.quantity == STEP_TIME}
@@ -46,6 +47,7 @@ def as_csv(series: Sequence[Series]) -> str:
             origin = "imported" if one.imported else "measured"
             row: list[object] = [origin, one.cell, one.label, one.machine, point.when, point.source, point.commit]
             row += (point.dirty, point.status, point.time_ms, point.low_ms, point.high_ms, point.relative_speed)
+            row += point.relative_interval or (None, None)
             row += (*(point.peaks.get(kind) for kind in kinds), shifts.get(index))
             writer.writerow(map(_inert, row))
     return file.getvalue().rstrip("\n")
@@ -61,18 +63,21 @@ def _block(one: Series) -> Iterator[str]:
     yield one_line(one.label)
     yield f"  on {one_line(one.machine)}, {counted(len(one.points), 'point')}"
     header = f"  {'when':16}  {'ms':>9}  {'range':>19}  {'speed':>6}"
+    header += "" if one.imported else f"  {'95 % interval':>13}"
     yield header + (f"  {kind:>14}" if kind else "") + f"  {'from' if one.imported else 'commit'}"
     for index, point in enumerate(one.points):
         yield from (_shift_line(shift) for shift in one.shifts if shift.index == index)
-        yield _point_line(point, kind)
+        yield _point_line(point, kind, imported=one.imported)
 
 
-def _point_line(point: SeriesPoint, kind: str | None) -> str:
+def _point_line(point: SeriesPoint, kind: str | None, *, imported: bool) -> str:
     when = one_line(point.when).replace("T", " ")[:16] if point.when else "date unknown"
     time = milliseconds(point.time_ms) if point.time_ms else point.status
     spread = f"{milliseconds(point.low_ms)} - {milliseconds(point.high_ms)}" if point.low_ms and point.high_ms else ""
     speed = f"{point.relative_speed:.2f}" if point.relative_speed else ""
     line = f"  {when:16}  {time:>9}  {spread:>19}  {speed:>6}"
+    if not imported:  # a comment does not tell its pairs
+        line += f"  {interval(point.relative_interval) if point.relative_speed else '':>13}"
     if kind:
         peak = point.peaks.get(kind)
         line += f"  {mebibytes(peak) if peak is not None else '':>14}"

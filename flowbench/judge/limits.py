@@ -10,6 +10,7 @@ from typing import Any
 
 from flowbench.cell import Case
 from flowbench.errors import FlowbenchError
+from flowbench.judge.stats import untold
 from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, MemoryKind
 
 # The thresholds a limit may have, and what they are compared with.
@@ -130,9 +131,22 @@ def _check(limit: Limit, name: str, time: Comparison, comparison: ComparisonSet)
     if measured is None:
         line = f"{what} was not measured, so {name} = {allowed:g} cannot be checked"
         return LimitResult(limit.pattern, name, time.label, None, allowed, None, 2, line)
+    few = _untold(name, time)
+    if few is not None:
+        line = f"{what} is {measured:.4g} ({few}), {name} = {allowed:g}: cannot be judged"
+        return LimitResult(limit.pattern, name, time.label, measured, allowed, None, 2, line)
     kept = measured >= allowed if name.startswith("min") else measured <= allowed
     line = f"{what} is {measured:.4g}{unit}, {name} = {allowed:g}: {'kept' if kept else 'exceeded'}"
     return LimitResult(limit.pattern, name, time.label, measured, allowed, kept, 0 if kept else limit.exit_code, line)
+
+
+def _untold(name: str, time: Comparison) -> str | None:
+    """Why a ratio tells nothing; None where it does, and for what is no ratio."""
+    if name == "min_relative_speed":
+        return untold(time.head_relative_interval)
+    if name == "max_slowdown" and time.change is not None:
+        return untold(time.change.interval)
+    return None
 
 
 def _measured(name: str, time: Comparison, comparison: ComparisonSet) -> Iterator[float]:

@@ -18,14 +18,8 @@ def matched_samples(document: RunDocument, reference: Cell, subject: Cell) -> tu
     )
 
 
-def relative_speed(document: RunDocument, cell: Cell | None) -> float | None:
-    """How many times the reference's speed `cell` runs at: the geometric mean of `ratio_to_reference`, None without it."""
-    ratio = ratio_to_reference(document, cell)
-    return ratio.geometric_mean if ratio else None
-
-
 def ratio_to_reference(document: RunDocument, cell: Cell | None) -> Ratio | None:
-    """Reference time / the cell's time over the rounds that both are in.
+    """How many times the reference's speed `cell` runs at: reference time / the cell's time over the rounds that both are in.
 
     None without a cell or a reference, for the reference itself, and where either has a sample that is not ok: figures of
     the rest would hide it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from flowbench.cell import Cell
-from flowbench.judge.pairs import relative_speed
+from flowbench.judge.pairs import ratio_to_reference
 from flowbench.judge.stats import process_median
 from flowbench.record.points import Point, machine_name
 from flowbench.record.run import Git, RunDocument
@@ -36,6 +36,8 @@ def _point(document: RunDocument, cell: Cell) -> Point:
     medians = [] if spoiled else [process_median(sample.steps_ms) for sample in good]
     named = Cell.of(cell.case, document.engine(cell.engine).registered_name)
     git = _git(document, cell)
+    ratio = ratio_to_reference(document, cell)
+    low, high = (ratio and ratio.interval) or (None, None)
     return Point(
         run_id=document.run_id,
         created=document.created,
@@ -49,7 +51,9 @@ def _point(document: RunDocument, cell: Cell) -> Point:
         time_ms=statistics.median(medians) if medians else None,
         low_ms=min(medians, default=None),
         high_ms=max(medians, default=None),
-        relative_speed=relative_speed(document, cell),
+        relative_speed=ratio.geometric_mean if ratio else None,
+        relative_speed_low=low,
+        relative_speed_high=high,
         memory=_peaks(good) if medians else {},
     )
 

@@ -19,7 +19,7 @@ _TIME_MARGIN = 0.01
 class SeriesPoint:
     """One point. `status` is why there is no time; `source` is the run's id, or where a comment was read.
 
-    `peaks` are bytes by kind, the largest of all ranks.
+    `peaks` are bytes by kind, the largest of all ranks. `relative_interval` is None for one pair, and for what was imported.
     """
 
     when: str | None
@@ -32,6 +32,7 @@ class SeriesPoint:
     high_ms: float | None
     relative_speed: float | None
     peaks: dict[str, int] = field(default_factory=dict)
+    relative_interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ def _measured(point: Point) -> SeriesPoint:
         high_ms=point.high_ms,
         relative_speed=point.relative_speed,
         peaks=point.memory,
+        relative_interval=point.relative_interval,
     )
 
 

@@ -43,6 +43,13 @@ def is_telling(low: float, high: float) -> bool:
     return high <= MOST_SPREAD * low
 
 
+def untold(interval: tuple[float, float] | None) -> str | None:
+    """Why the interval of a ratio says nothing, in words for people; None where it does."""
+    if interval is None:
+        return "one pair only"
+    return None if is_telling(*interval) else "too few pairs"
+
+
 def paired_ratio(reference_ms: Sequence[float], subject_ms: Sequence[float], confidence: float = CONFIDENCE) -> Ratio:
     """The ratio of two sides measured in pairs, from the median step time of each process.
 

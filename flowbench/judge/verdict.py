@@ -79,6 +79,11 @@ class Change:
     low: float | None
     high: float | None
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """`low` and `high`; None without them."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
 
 @dataclass(frozen=True)
 class Margin:
@@ -141,7 +146,10 @@ class Overall:
 
 @dataclass(frozen=True)
 class LimitResult:
-    """One limit at one cell: what was measured and allowed, as one line, and the exit code it asks for (0 where it is kept)."""
+    """One limit at one cell: what was measured and allowed, as one line, and the exit code it asks for (0 where it is kept).
+
+    `kept` is None where that cannot be judged: nothing was measured, or a ratio in too few pairs.
+    """
 
     pattern: str
     name: str
@@ -151,6 +159,11 @@ class LimitResult:
     kept: bool | None
     exit_code: int
     line: str
+
+    @property
+    def is_unclear(self) -> bool:
+        """Whether it was measured, and cannot be judged."""
+        return self.kept is None and self.measured is not None
 
 
 @dataclass(frozen=True)
@@ -236,5 +249,6 @@ class ComparisonSet:
             return False
         open_ones = [one for one in self.comparisons if not (one.verdict.is_judged or one.verdict is Verdict.NEW)]
         measured = all(one.verdict is Verdict.UNCLEAR and one.pairs > 0 for one in open_ones)
-        kept = not any(limit.exit_code for limit in self.limits)
-        return self.exit_code == 2 and kept and measured and bool(open_ones) and not self.differences
+        kept = all(limit.kept or limit.is_unclear for limit in self.limits)
+        unclear = bool(open_ones) or any(limit.is_unclear for limit in self.limits)
+        return self.exit_code == 2 and kept and measured and unclear and not self.differences

@@ -20,7 +20,8 @@ GIB = 2**30
 class Point:
     """One cell in one run of one commit. `time_ms` is the median of its processes' medians, `low_ms` to `high_ms` their range.
 
-    `relative_speed` is the reference's time over this cell's, paired; null for the reference, and where there was none.
+    `relative_speed` is the reference's time over this cell's, paired; null for the reference, and where there was none. With
+    `_low` and `_high` come the ends of its 95 % interval; null for one pair.
     `memory` has the largest peak of any rank and process in bytes, by kind. `machine` is what `machine_name` gives.
     """
 
@@ -37,11 +38,19 @@ class Point:
     low_ms: Milliseconds | None
     high_ms: Milliseconds | None
     relative_speed: Positive | None
+    relative_speed_low: Positive | None
+    relative_speed_high: Positive | None
     memory: dict[str, Bytes]
 
     def __post_init__(self) -> None:
         if (self.time_ms is None) != (self.processes == 0):
             raise CodecError("$.time_ms", str(self.time_ms), "a time exactly where processes were measured")
+
+    @property
+    def relative_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the relative speed; None for one pair."""
+        low, high = self.relative_speed_low, self.relative_speed_high
+        return None if low is None or high is None else (low, high)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class Row:
             return ""
         base, head = self.time.base_relative_interval, self.time.head_relative_interval
         weak = self.time.base_relative_speed is not None and not (base and is_telling(*base))
-        return interval(*(base if weak else head) or (None, None))
+        return interval(base if weak else head)
 
     @property
     def words(self) -> str:

@@ -108,7 +108,7 @@ def _speed_lines(facts: Facts) -> Iterator[_Line]:
                 *([_host(subject)] if host else []),
                 _median(comparison.reference),
                 f"{ratio.geometric_mean:.2f}" if ratio else "-",
-                interval(*ratio.interval or (None, None)) if ratio else "-",
+                interval(ratio.interval) if ratio else "-",
                 _memory(comparison),
             ],
             next((_STATES[state] for state in states if state in _STATES), None),
@@ -172,7 +172,7 @@ def _ends(base: float | None, head: float | None) -> str:
 def _change(change: Change | None) -> str:
     if change is None:
         return "-"
-    return f"{change.ratio:.3f}" + (f" ({interval(change.low, change.high)})" if change.low and change.high else "")
+    return f"{change.ratio:.3f} ({interval(change.interval)})"
 
 
 def _memory_change(row: Row) -> str:

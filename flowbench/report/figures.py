@@ -155,7 +155,7 @@ def _speed(
         at, name = value(member.case), member.subject.name
         if relative and member.ratio:
             low, high = member.ratio.telling_interval or (None, None)
-            told = f"{member.ratio.geometric_mean:.2f} at {at} ({interval(*member.ratio.interval or (None, None))})"
+            told = f"{member.ratio.geometric_mean:.2f} at {at} ({interval(member.ratio.interval)})"
             points.setdefault(name, []).append(
                 Point(at, member.ratio.geometric_mean, low, high, told, hollow=low is None)
             )

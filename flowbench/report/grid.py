@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flowbench.cell import Case
+from flowbench.judge.stats import untold
 from flowbench.report.facts import Comparison, Facts
 from flowbench.report.words import one_line
 
@@ -47,6 +48,8 @@ def _cell(comparison: Comparison) -> str:
     if ratio is None or reference is None or subject.times is None or reference.times is None:
         return f"none: {one_line(comparison.no_ratio or '?', 60)}".replace("|", "/")
     span = f"{ratio.lowest:.2f}-{ratio.highest:.2f}" if ratio.pairs > 1 else f"{ratio.geometric_mean:.2f}"
+    few = untold(ratio.interval)
+    span += f" ({few})" if few else ""
     return f"{subject.times.mean_ms:.1f} / {reference.times.mean_ms:.1f} → {span}"
 
 

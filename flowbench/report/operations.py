@@ -7,6 +7,7 @@ from statistics import median
 
 from flowbench.judge.stats import paired_ratio
 from flowbench.record.operations import Comparison
+from flowbench.report.words import range_of_pairs
 
 
 def table(comparisons: Sequence[Comparison]) -> Iterator[str]:
@@ -32,7 +33,7 @@ def _rows(rows: Sequence[Comparison]) -> Iterator[tuple[str, ...]]:
             ratio = paired_ratio(each.reference_ms, each.subject_ms)
             yield (
                 operation, each.label, str(each.uses or ""), _ms(median(each.subject_ms)), _ms(median(each.reference_ms)),
-                f"{ratio.geometric_mean:.2f}", f"{ratio.lowest:.2f} - {ratio.highest:.2f}",
+                f"{ratio.geometric_mean:.2f}", range_of_pairs(ratio),
             )  # fmt: skip
         if all(each.uses for each in own):
             ours, theirs = (

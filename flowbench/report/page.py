@@ -215,9 +215,10 @@ def _judged(row: Row | None) -> list[dict[str, str]]:
         ends = ["–" if value is None else size(value) for value in (one.base, one.head)]
         ratio = memory_ratio if one.quantity.unit == "bytes" else "{:.3f}".format
         change = ratio(one.change.ratio) if one.change else ""
-        if one.change and one.change.low is not None and one.change.high is not None:
-            words = interval if one.quantity.unit == "ms" else spread
-            change += f" ({words(one.change.low, one.change.high)})"
+        if one.change and one.quantity.unit == "ms":
+            change += f" ({interval(one.change.interval)})"
+        elif one.change and one.change.interval:
+            change += f" ({spread(*one.change.interval)})"
         told.append(
             {
                 "what": one.quantity.label,

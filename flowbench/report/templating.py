@@ -95,13 +95,13 @@ def _filters(escaped: Escape) -> dict[str, Callable[..., Ready]]:
     def change(of: Change | None) -> Ready:
         if of is None:
             return Ready("")
-        return Ready(f"{of.ratio:.3f}" + (f" ({words.interval(of.low, of.high)})" if of.low and of.high else ""))
+        return Ready(f"{of.ratio:.3f} ({words.interval(of.interval)})")
 
     return {
         "change": change,
         "counted": lambda number, word, plural="": Ready(words.counted(number, word, plural)),
         "figure": figure,
-        "interval": lambda ends: Ready(words.interval(*ends or (None, None))),
+        "interval": lambda ends: Ready(words.interval(ends)),
         "lines": lambda text: Ready("\n".join(escaped(line, _LONGEST) for line in text.splitlines())),
         "memory_ratio": lambda ratio: Ready(words.memory_ratio(ratio)),
         "mib": lambda size: Ready(words.mebibytes(size)),

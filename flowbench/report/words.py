@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from flowbench.judge.inference import binomial_interval
-from flowbench.judge.stats import is_telling
+from flowbench.judge.stats import Ratio, is_telling, untold
 from flowbench.record.gpu import Range
 from flowbench.record.run import RunDocument, SidesCompared
 
@@ -65,11 +65,17 @@ def spread(low: float, high: float) -> str:
     return f"{low:.3f} - {high:.3f}"
 
 
-def interval(low: float | None, high: float | None) -> str:
+def interval(ends: tuple[float, float] | None) -> str:
     """A ratio's 95 % interval; in its place that there is none, or that it is so wide that it says nothing."""
-    if low is None or high is None:
-        return "one pair only"
-    return spread(low, high) if is_telling(low, high) else "too few pairs"
+    return spread(*ends) if ends and is_telling(*ends) else str(untold(ends))
+
+
+def range_of_pairs(ratio: Ratio) -> str:
+    """The lowest and the highest pair of a ratio, and whether they are too few to tell anything from."""
+    if ratio.pairs < 2:
+        return str(untold(None))
+    few = untold(ratio.interval)
+    return f"{ratio.lowest:.2f} - {ratio.highest:.2f}{f', {few}' if few else ''}"
 
 
 def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:

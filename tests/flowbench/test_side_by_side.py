@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,14 @@ def test_the_table_reads_so() -> None:
         "linear       2048->1000         300.0    150.0   0.50       0.50 - 0.50",
     ]
     assert list(table([])) == []
+
+
+def test_ratios_of_too_few_rounds_are_marked() -> None:
+    row = _comparison("convolution", "3->64", 0, 2, 1)
+    once = replace(row, subject_ms=(2.0,), reference_ms=(1.0,))
+    uneven = replace(row, subject_ms=(2.0, 2.0), reference_ms=(1.0, 3.0))
+    lines = list(table([once, uneven]))[2:]
+    assert [line.split("  ")[-1].strip() for line in lines] == ["one pair only", "0.50 - 1.50, too few pairs"]
 
 
 @pytest.mark.parametrize("size", ["0", "-3"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_the_table_has_a_line_per_run_and_one_where_the_level_shifts(store: Path
     (shift,) = (index for index, line in enumerate(toy) if "----" in line)
     assert toy[shift].strip() == "---- step time +10.0 % from here: 10.01 -> 11.01 ms"
     assert "2026-11-08 10:00" in toy[shift + 1]
-    assert toy[shift + 1].split()[2:8] == ["11.01", "11.00", "-", "11.02", "0.91", "50"]
+    assert toy[shift + 1].split()[2:11] == "11.01 11.00 - 11.02 0.91 0.909 - 0.909 50".split()
 
 
 def test_json_and_csv_have_every_point(store: Path) -> None:
@@ -83,6 +84,28 @@ def test_json_and_csv_have_every_point(store: Path) -> None:
     assert rows[2]["time_ms"] == ""
     assert {row["origin"] for row in rows} == {"measured"}
     assert [row["when"][:10] for row in rows if row["shift"]] == ["2026-11-08"]
+
+
+def test_a_relative_speed_of_too_few_pairs_is_marked(toys: Path, tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "store")
+    whole, uneven = run(1, 10.0), run(2, 10.0)
+    archive.add(replace(whole, samples=tuple(sample for sample in whole.samples if sample.pair == 0)))
+    slow = [replace(rank, steps_ms=(40.0,)) for sample in uneven.samples[-1:] for rank in sample.ranks]
+    archive.add(replace(uneven, samples=(*uneven.samples[:-1], replace(uneven.samples[-1], ranks=tuple(slow)))))
+    index = archive.folder / "index.json"
+    for _ in range(2):
+        lines = history.show(archive.folder, "*toy", None, "table")[0].splitlines()
+        marks = ["one pair only", "too few pairs"]
+        assert [mark in line for line, mark in zip(lines[-2:], marks, strict=True)] == [True, True]
+        # An index from before the interval was known is made anew.
+        index.write_text(re.sub(r'"relative_speed_(low|high)": [^,]*, ', "", index.read_text()))
+        assert "relative_speed_low" not in index.read_text()
+    rows = list(csv.DictReader(io.StringIO(history.show(archive.folder, "*toy", None, "csv")[0])))
+    assert [bool(row["relative_speed_low"]) for row in rows] == [False, True]
+    low, high = (float(rows[1][f"relative_speed_{end}"]) for end in ("low", "high"))
+    assert low < float(rows[1]["relative_speed"]) < high
+    (one,) = json.loads(history.show(archive.folder, "*toy", None, "json")[0])["series"]
+    assert [point["relative_interval"] for point in one["points"]] == [None, [low, high]]
 
 
 def test_a_series_is_of_one_machine(store: Path) -> None:

@@ -77,7 +77,7 @@ def point(number: int, time_ms: float | None, machine: str = "box #1", peak: int
     times = (time_ms, time_ms, time_ms)
     return Point(
         f"run-{number}", f"2026-11-{number + 1:02}", "0" * 40, False, machine, "toy/linear", "linear [2] toy", status,
-        3 if time_ms else 0, *times, None, peaks,
+        3 if time_ms else 0, *times, None, None, None, peaks,
     )  # fmt: skip
 
 

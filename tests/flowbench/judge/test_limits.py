@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from sittings import MIB, sitting
 
@@ -37,8 +39,6 @@ def test_thresholds_are_compared_as_numbers(threshold: str, kept: bool) -> None:
 
 
 def test_a_limit_holds_at_every_cell_it_matches_and_has_the_say_on_the_exit_code() -> None:
-    import dataclasses
-
     comparison = judge_document(sitting())
     results = checked('[[limit]]\ncell = "*"\nmax_step_ms = 1\nexit_code = 7', comparison)
     assert len(results) == 2
@@ -57,6 +57,53 @@ def test_what_was_not_measured_is_not_kept() -> None:
     assert (result.kept, result.exit_code) == (None, 2)
     (gpu, _) = checked('[[limit]]\ncell = "*"\nmax_gpu_mib = 1', judge_document(sitting(peaks={"head": MIB})))
     assert "was not measured" in gpu.line
+
+
+@pytest.mark.parametrize(("pairs", "few"), [((0,), "one pair only"), ((0, 1), "too few pairs")])
+@pytest.mark.parametrize(
+    ("threshold", "measured"),
+    [
+        ("min_relative_speed = 0.5", "relative speed is"),
+        ("max_slowdown = 0.5", "slowdown is"),
+        ("max_step_ms = 500", None),
+    ],
+)
+def test_a_ratio_of_too_few_pairs_cannot_be_judged(
+    pairs: tuple[int, ...], few: str, threshold: str, measured: str | None
+) -> None:
+    """However far from the limit it is: its interval says nothing. A time is no ratio."""
+    document = sitting()
+    samples = [
+        dataclasses.replace(
+            one,
+            ranks=tuple(dataclasses.replace(rank, steps_ms=(130.0,) * 4) for rank in one.ranks)
+            if one.pair == 1 and "head" in one.cell
+            else one.ranks,
+        )
+        for one in document.samples
+        if one.pair in pairs
+    ]
+    comparison = judge_document(dataclasses.replace(document, samples=tuple(samples)))
+    (result, _) = checked(f'[[limit]]\ncell = "*"\n{threshold}\nexit_code = 3', comparison)
+    assert (result.kept, result.exit_code) == ((True, 0) if measured is None else (None, 2))
+    assert result.is_unclear == (measured is not None)
+    if measured is not None:
+        assert f"{measured} {result.measured:.4g} ({few}), {threshold}: cannot be judged" in result.line
+
+
+def test_a_limit_that_is_merely_unclear_has_the_exit_code_of_what_is_unclear() -> None:
+    comparison = judge_document(sitting())
+    (kept, _) = checked('[[limit]]\ncell = "*"\nmin_relative_speed = 0.5', comparison)
+    unclear = dataclasses.replace(kept, kept=None, exit_code=2)
+    lost = dataclasses.replace(unclear, measured=None)
+    for limits, only_unclear, exit_code in (
+        ((kept,), False, 0),
+        ((kept, unclear), True, 2),
+        ((unclear, lost), False, 2),
+        ((unclear, dataclasses.replace(kept, kept=False, exit_code=7)), False, 7),
+    ):
+        judged = dataclasses.replace(comparison, limits=limits)
+        assert (judged.is_only_unclear, judged.exit_code) == (only_unclear, exit_code)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flowbench.record.run import RunDocument
@@ -25,6 +27,20 @@ def test_batch_sizes_go_across_and_each_cell_has_both_times_and_the_range_of_the
         ["Flow, resnet50, 3x224x224, one process", "507.5 / 707.0 → 1.39-1.40", "126.9 / 176.8 → 1.39-1.40"],
         ["PyTorch-NHWC, resnet50, 3x224x224, one process", "558.3 / 707.0 → 1.26-1.27", "139.6 / 176.8 → 1.26-1.27"],
     ]
+
+
+def test_a_ratio_of_too_few_pairs_is_marked(documents: dict[str, RunDocument]) -> None:
+    document = documents["two_cells"]
+    first = tuple(sample for sample in document.samples if sample.pair == 0)
+    assert all(
+        cell.endswith(" (one pair only)") for row in rows(replace(document, samples=first))[1:] for cell in row[1:]
+    )
+    flow = next(sample for sample in document.samples if sample.pair == 1 and "flow" in sample.cell)
+    slower = tuple(replace(rank, steps_ms=tuple(9 * time_ms for time_ms in rank.steps_ms)) for rank in flow.ranks)
+    uneven = replace(
+        document, samples=tuple(replace(one, ranks=slower) if one is flow else one for one in document.samples)
+    )
+    assert [cell.endswith(" (too few pairs)") for row in rows(uneven)[1:] for cell in row[1:]].count(True) == 1
 
 
 def test_ranks_and_modes_are_rows_of_their_own(documents: dict[str, RunDocument]) -> None:

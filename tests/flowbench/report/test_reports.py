@@ -364,6 +364,17 @@ def test_a_relative_speed_of_a_changed_cell_has_its_interval_or_too_few_pairs(
     assert re.search(rf"1\.40 → 1\.33 \(?{said}", words_of(text) if form == "html" else text)
 
 
+@pytest.mark.parametrize("form", ["console", "markdown", "html"])
+def test_a_change_of_one_pair_is_marked(situations: dict[str, Any], form: str) -> None:
+    comparison = situations["one_cell"].comparison
+    time, memory = comparison.comparisons
+    time = dataclasses.replace(time, change=dataclasses.replace(time.change, low=None, high=None))
+    changed = dataclasses.replace(comparison, comparisons=(time, memory))
+    text = rendered(dataclasses.replace(situations["one_cell"], comparison=changed), form)
+    found = re.findall(rf"{time.change.ratio:.3f} \(?one pair only", words_of(text) if form == "html" else text)
+    assert len(found) == (1 if form == "console" else 2)
+
+
 def test_a_speed_of_one_cell_is_given_with_its_interval(documents: dict[str, RunDocument]) -> None:
     overall = facts_of(documents["two_cells"]).overall[0]
     one = dataclasses.replace(
