@@ -26,6 +26,7 @@ from flowbench.record.document import read_document  # noqa: E402
 from flowbench.record.run import RunDocument  # noqa: E402
 from flowbench.record.sample import Sample  # noqa: E402
 from flowbench.report import render  # noqa: E402
+from flowbench.report.words import range_of_pairs  # noqa: E402
 
 SUBJECT = "flow-eager"
 TEXTS = ((".txt", "speed-stats"), (".md", "markdown"))
@@ -91,12 +92,15 @@ def table(document: RunDocument) -> Iterator[str]:
     """Flow's figures at every case beside those of each other engine: times, relative speeds, peaks of memory."""
     others = [engine for engine in document.engines if engine.name != SUBJECT]
     others.sort(key=lambda engine: engine.name != document.reference)
-    host = ["host, ms"] if document.on_gpu else []
+    # Flow's figure and the reference's stand in one column.
+    names = {engine.name: engine.display_name for engine in document.engines}
+    both = " / ".join(names.get(str(name), "-") for name in (SUBJECT, document.reference))
+    host = [f"host, ms: {both}"] if document.on_gpu else []
     kinds = GPU_MEMORY if document.on_gpu else MEMORY
-    heads = ["N", "Flow, ms", *host]
+    heads = ["N" if differ_in_size_alone(document.cases) else "case", "Flow, ms", *host]
     for engine in others:
-        heads += [f"{engine.display_name}, ms", "relative speed (pairs)"]
-    heads += [f"{kind}, MiB" for kind in kinds]
+        heads += [f"{engine.display_name}, ms", f"speed relative to {engine.display_name} (pairs)"]
+    heads += [f"{kind}, MiB: {both}" for kind in kinds]
     yield row(heads)
     yield "|" + "--:|" * len(heads)
     for case in document.cases:
@@ -129,7 +133,7 @@ def speed(document: RunDocument, other: Cell, own: Cell) -> str:
     if not pairs:
         return "-"
     ratio = ratio_of(pairs)
-    return f"{ratio.geometric_mean:.2f} ({ratio.lowest:.2f} - {ratio.highest:.2f})"
+    return f"{ratio.geometric_mean:.2f} ({range_of_pairs(ratio)})"
 
 
 def host_ms(document: RunDocument, cell: Cell) -> float | None:
@@ -167,8 +171,12 @@ def pair_of(figures_ms: Iterable[float | None]) -> str:
 
 def case_name(case: Case, cases: Sequence[Case]) -> str:
     """The batch size, where that is all in which the cases differ."""
-    alike = {replace(each, input_shape=(0, *each.input_shape[1:])) for each in cases}
-    return str(case.input_shape[0]) if len(alike) == 1 else case.label
+    return str(case.input_shape[0]) if differ_in_size_alone(cases) else case.label
+
+
+def differ_in_size_alone(cases: Sequence[Case]) -> bool:
+    """Whether a batch size says which case it is."""
+    return len({replace(each, input_shape=(0, *each.input_shape[1:])) for each in cases}) == 1
 
 
 def digits(time_ms: float) -> str:

@@ -97,11 +97,32 @@ def test_a_document_that_is_dropped_into_a_folder_gets_its_texts_its_table_and_i
 
 def test_a_run_on_a_gpu_shows_the_hosts_times_and_the_allocators_peaks(document: run.RunDocument):
     heads, _, first, *_ = update.table(document)
-    assert heads.startswith("| N | Flow, ms | host, ms | PyTorch, ms | relative speed (pairs) | ")
-    assert heads.endswith("| peak allocated, MiB | peak reserved, MiB |")
+    assert heads.startswith(
+        "| N | Flow, ms | host, ms: Flow / PyTorch | PyTorch, ms | speed relative to PyTorch (pairs) | "
+    )
+    assert heads.endswith("| peak allocated, MiB: Flow / PyTorch | peak reserved, MiB: Flow / PyTorch |")
     # Medians 61 and 63, PyTorch's 122 and 132.3 ms; the host's 5.5 and 5.5, PyTorch's 11 and 11.55 ms.
     assert first.startswith("| 8 | 62.0 | 5.50 / 11.3 | 127 | 2.05 (2.00 - 2.10) | ")
     assert first.endswith("| 600 / 1200: 0.50 | 900 / 1800: 0.50 |")
+
+
+def test_no_two_columns_have_one_heading(document: run.RunDocument):
+    best = run.Engine("torch-best", "PyTorch-NHWC", "torch", "2.14.0")
+    heads = next(update.table(replace(document, engines=(*document.engines, best))))
+    assert "| PyTorch-NHWC, ms | speed relative to PyTorch-NHWC (pairs) |" in heads
+    names = heads.strip("| ").split(" | ")
+    assert len(set(names)) == len(names)
+    others = tuple(replace(cell, world_size=2, ddp=True) for cell in document.cells)
+    first = next(update.table(replace(document, cells=(*document.cells, *others)))).split(" | ")[0]
+    assert (names[0], first) == ("N", "| case")
+
+
+def test_a_speed_of_too_few_pairs_is_marked(document: run.RunDocument):
+    first = replace(document, samples=tuple(one for one in document.samples if one.pair == 0))
+    assert "| 2.00 (one pair only) |" in list(update.table(first))[2]
+    slow = tuple(replace(rank, steps_ms=(9.0,) * 3) for rank in document.samples[-1].ranks)
+    uneven = replace(document, samples=(*document.samples[:-1], replace(document.samples[-1], ranks=slow)))
+    assert ", too few pairs) |" in list(update.table(uneven))[3]
 
 
 def test_the_readme_quotes_a_run():
