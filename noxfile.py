@@ -6,6 +6,8 @@ changes. `nox --no-venv -s bench` uses an installed Python as it is, nox's own o
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +16,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -126,9 +128,31 @@ def environment(session: nox.Session, extras: Sequence[str], *, for_machine: boo
         session.log(f"extras for this machine: {', '.join(picked) or 'none'} ({reason})")
         wanted += picked
     python = SHARED / "bin" / "python"
-    create(session, python)
-    install(session, python, wanted)
+    with alone(session):
+        create(session, python)
+        install(session, python, wanted)
     return str(python)
+
+
+@contextlib.contextmanager
+def alone(session: nox.Session) -> Iterator[None]:
+    """Waits while another nox makes the shared environment, then keeps others waiting: two at once would break it."""
+    name = SHARED.relative_to(ROOT)
+    with contextlib.ExitStack() as opened:
+        try:
+            SHARED.parent.mkdir(exist_ok=True)
+            lock = opened.enter_context(SHARED.with_suffix(".lock").open("a+"))
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                session.log(f"another nox (process {lock.read().strip() or 'unknown'}) makes {name}: waiting for it")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            lock.truncate(0)
+            print(os.getpid(), file=lock, flush=True)
+        except OSError as error:  # a checkout that may only be read, a file system without locks
+            session.log(f"{name} cannot be locked ({error.strerror}): let no other nox make it at the same time")
+        yield
 
 
 def uses_own_python(arguments: Sequence[str]) -> bool:

@@ -115,6 +115,57 @@ def test_installs_once_and_again_when_pyproject_changes(checkout: Path) -> None:
     assert len(session.commands) == 2
 
 
+def test_a_second_nox_waits_while_a_first_makes_the_environment(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is a process, killed while it makes it; the second begins to make it only then."""
+    making = (
+        "import noxfile, sys, types, pathlib, time\n"
+        "noxfile.ROOT = pathlib.Path(sys.argv[1]); noxfile.SHARED = noxfile.ROOT / '.nox' / 'shared'\n"
+        "with noxfile.alone(types.SimpleNamespace(log=print)):\n"
+        "    print('making', flush=True); time.sleep(1000)\n"
+    )
+    first = subprocess.Popen(
+        [sys.executable, "-c", making, str(checkout)],
+        cwd=Path(noxfile.__file__).parent,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert first.stdout is not None
+    second = Session()
+    made_while_waiting: list[tuple[str, ...]] = []
+
+    def log(line: str) -> None:
+        second.lines.append(line)
+        if "waiting" in line:
+            made_while_waiting.extend(second.commands)
+            first.kill()
+
+    monkeypatch.setattr(second, "log", log)
+    monkeypatch.setattr(sys, "argv", ["nox", "-s", "bench"])
+    try:
+        assert first.stdout.readline() == "making\n"
+        noxfile.environment(second, ["torch"])
+    finally:
+        first.kill()
+        first.communicate()
+    assert f"another nox (process {first.pid}) makes .nox/shared: waiting for it" in second.lines
+    assert made_while_waiting == []
+    assert [command[1:3] for command in second.commands] == [("-m", "venv"), ("-m", "pip")]
+    third = Session()
+    with noxfile.alone(third):
+        assert third.lines == [], "the lock ends with the making"
+
+
+def test_an_environment_that_cannot_be_locked_is_made_all_the_same(checkout: Path) -> None:
+    (checkout / ".nox" / "shared.lock").mkdir()
+    session = Session()
+    with noxfile.alone(session):
+        assert session.lines == [
+            ".nox/shared cannot be locked (Is a directory): let no other nox make it at the same time"
+        ]
+
+
 def test_torch_comes_before_the_libraries_of_cuda(checkout: Path) -> None:
     session = Session()
     noxfile.install(session, Path("python"), ["torch", "cuda13"])
