@@ -32,8 +32,8 @@ _MOVES = (
     tuple([factor * ALIGNMENT for factor in (5, 17, 41, 97, 211)]),
 )
 _FARTHEST = 1 << 40
-# Between the fields of a structure a library leaves what it finds there, which may differ in its first calls.
-_ATTEMPTS = 2
+# Between the fields of a structure a library leaves what it finds there, which is another thing after some calls.
+_ATTEMPTS = 5
 # Sets of addresses whose calls are kept, for each plan; a set takes a few KiB on the host.
 _MOST_KNOWN = 32
 
