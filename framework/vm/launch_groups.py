@@ -128,17 +128,16 @@ class LaunchGroups:
 
     def takes(self, run: Run, key: Hashable) -> bool:
         """Whether a launch that is due is left to this: it waits, or went with its group. If not, the caller launches it."""
-        self._lock.acquire()
-        try:
-            group = self._group
-            if group is not None and self._at < group.last:
-                expected = group.launches[self._at]
-                if expected.run is run and expected.key == key:
-                    self._at += 1
-                    return True
+        # Most launches end here, so without the lock: nothing is called, and so no other thread and no handler has a turn.
+        group, at = self._group, self._at
+        if group is not None and at < group.last:
+            expected = group.launches[at]
+            if expected.run is run and expected.key == key:
+                self._at = at + 1
+                return True
+        # A `with`, since a handler that raises may come between a call of `acquire` and a `try`.
+        with self._lock:
             return self._ends_or_begins(Launch(run, key))
-        finally:
-            self._lock.release()
 
     def flush(self) -> None:
         """Launches what waits: whatever is put on the stream from now on comes behind it."""
@@ -273,10 +272,13 @@ class LaunchGroups:
         """Launches one by one what came and did not go. May be called in the middle of itself, and again where it raised."""
         group = self._group
         if group is not None:
-            # No signal comes between these.
+            # Nothing is called between these, and no handler comes.
             self._due, self._came = group.launches, self._at
             self._went, self._group = 0, None
-        while self._went < self._came:
+        while True:
+            # Nor here: one comes where a loop goes back.
+            if self._went == self._came:
+                return
             run, key = self._due[self._went]
             self._went += 1
             run(self._stream, key)

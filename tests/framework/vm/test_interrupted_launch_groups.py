@@ -1,11 +1,12 @@
 """Launches in groups where a signal handler or a finalizer comes in the middle: each still runs once and in its order.
 
-Python calls signal handlers, and from 3.12 on finalizers of cycles, where a function begins and where one of C ends. Each of
-these places in `launch_groups` is tried.
+Python calls signal handlers, and from 3.12 on finalizers of cycles, where a function begins, where one of C ends, and where a
+loop goes back. Each of these places in `launch_groups` is tried.
 """
 
 from __future__ import annotations
 
+import dis
 import sys
 from collections.abc import Callable
 from types import FrameType
@@ -33,6 +34,15 @@ PROGRAM: list[Any] = [
 ]
 
 
+# Where loops go back, by the code of the function.
+LOOPS = {
+    function.__code__: places
+    for function in vars(launch_groups.LaunchGroups).values()
+    if hasattr(function, "__code__")
+    and (places := {one.offset for one in dis.get_instructions(function) if "JUMP_BACKWARD" in one.opname})
+}
+
+
 class _DoneError(Exception):
     """There is no such place any more."""
 
@@ -44,20 +54,40 @@ class _InterruptError(BaseException):
 def in_the_middle(place: int, act: Callable[[], None], work: Callable[[], None]) -> None:
     """Calls `work`, and `act` at the place of that number. Raises _DoneError where there is none."""
     passed, is_due = 0, True
+    tracer, profiler = sys.gettrace(), sys.getprofile()
 
-    def note(frame: FrameType, event: str, _: Any) -> None:
+    def pass_by() -> None:
         nonlocal passed, is_due
-        if is_due and event in ("call", "c_return") and frame.f_code.co_filename == launch_groups.__file__:
+        if is_due:
             passed += 1
             if passed > place:
                 is_due = False
+                stop()
                 act()
 
+    def stop() -> None:
+        sys.settrace(tracer)
+        sys.setprofile(profiler)
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename == launch_groups.__file__:
+            pass_by()
+
+    def follow(frame: FrameType, event: str, _: Any) -> Any:
+        places = LOOPS.get(frame.f_code)
+        if places is None:
+            return None
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        if event == "opcode" and frame.f_lasti in places:
+            pass_by()
+        return follow
+
     sys.setprofile(note)
+    sys.settrace(follow)
     try:
         work()
     finally:
-        sys.setprofile(None)
+        stop()
     if is_due:
         raise _DoneError
 
@@ -93,6 +123,8 @@ def test_nothing_is_lost_or_launched_twice_where_a_handler_raises() -> None:
             raise _InterruptError
 
         in_the_middle(place, interrupt, work)
+        # Another thread would wait for ever.
+        assert not box.groups._lock._is_owned()  # type: ignore[attr-defined]
         box.groups.flush()
         (statement,) = interrupted
         # The statement itself may have come to nothing.
