@@ -28,7 +28,12 @@ _HOLD_S = 2.0
 _HOLD_LIMIT_BYTES = _LINE_LIMIT_BYTES = 65536
 _QUOTED_BYTES = 300
 # Where Python's own last words begin: an exception's, a crash's, those of a script that does not compile.
-_LAST_WORDS = re.compile(rb'Traceback \(most recent call last|^Fatal Python error: |^  File "')
+_LAST_WORDS = re.compile(
+    rb'Traceback \(most recent call last|^Exception (in thread|ignored in)|^Fatal Python error: |^  File "'
+)
+# A line with its end; progress bars end theirs by going back to its beginning.
+_LINE = re.compile(rb"[^\r\n]*(?:\r*\n|\r+(?=[^\r\n]))")
+_ERASE_LINE = b"\x1b[K"
 # What is open beside the ranks' pipes, and while one more is started.
 _OTHER_FILES = 64
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -109,14 +114,18 @@ class _Output:
 
     def take(self, chunk: bytes) -> list[bytes]:
         """Adds what was read; returns the lines to pass on now."""
-        *lines, self.pending = (self.pending + chunk).split(b"\n")
-        if len(self.pending) > _LINE_LIMIT_BYTES:
-            lines, self.pending = [*lines, self.pending], b""
-        return self._hold(lines)
+        text = self.pending + chunk
+        lines: list[bytes] = []
+        end = 0
+        while line := _LINE.match(text, end):
+            lines.append(line[0])
+            end = line.end()
+        self.pending = text[end:]
+        return self._hold(lines) + (self.rest() if len(self.pending) > _LINE_LIMIT_BYTES else [])
 
     def rest(self) -> list[bytes]:
-        """Ends a line that was begun, as nothing comes any more; returns the lines to pass on now."""
-        lines, self.pending = [self.pending] * bool(self.pending), b""
+        """Ends a line that was begun, as nothing comes or it is too long; returns the lines to pass on now."""
+        lines, self.pending = [self.pending + b"\n"] * bool(self.pending), b""
         return self._hold(lines)
 
     def release(self) -> list[bytes]:
@@ -143,6 +152,8 @@ class _Ranks:
         self._errors: list[_Output] = []
         self._failed: _Rank | None = None
         self._refused: str | None = None
+        # Whether what follows is written over a progress bar.
+        self._is_over_bar = False
         self._selector = selectors.DefaultSelector()
         if plan.questions is not None:
             plan.questions.setblocking(False)
@@ -290,11 +301,15 @@ class _Ranks:
                 asking.sendall(f"{ended}\n".encode())
 
     def _write(self, output: _Output, lines: list[bytes]) -> None:
+        lines = [line for line in lines if line.strip(b"\r")]  # a bar begins with what ends its other lines
         if not lines:
             return
         prefix = f"[rank {output.rank.number}] ".encode()
         try:
-            output.target.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
+            is_terminal = output.target.isatty()
+            for line in lines:
+                output.target.buffer.write(_ERASE_LINE * (is_terminal and self._is_over_bar) + prefix + line)
+                self._is_over_bar = is_terminal and line.endswith(b"\r")
             output.target.flush()
         except OSError as error:  # its reader has gone, the disk is full
             _drop(output.target)
@@ -337,7 +352,7 @@ def _failure(rank: int, status: int, ranks: int) -> str:
 def _words(errors: _Output) -> str:
     """What a rank wrote last: in full if it is still held; else in short, as it was seen already."""
     if errors.held:
-        return ". What it wrote last:\n" + b"\n".join(errors.held).decode(errors="replace").rstrip()
+        return ". What it wrote last:\n" + b"".join(errors.held).decode(errors="replace").rstrip()
     line = errors.last_line.strip()
     line = line if len(line) <= _QUOTED_BYTES else line[:_QUOTED_BYTES] + "…".encode()
     return f". Its last line: {line.decode(errors='replace')}" if line else ""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -280,6 +281,48 @@ def test_a_traceback_that_does_not_end_its_rank_is_passed_on_in_its_place(tmp_pa
         said = "launch: rank 1 failed with exit code 7; the other ranks were ended. Its last line: behind\n"
         assert (status, "launch: " in err) == ((0, False) if how == "go on" else (7, True))
         assert how == "go on" or err.endswith(said)
+
+
+def test_lines_end_alike_however_they_come() -> None:
+    text = b"one\n\n two\r\n\r 10%|\r\r 20%|\r\n\rlast"
+    wanted = [b"one\n", b"\n", b" two\r\n", b"\r", b" 10%|\r\r", b" 20%|\r\n", b"\r", b"last\n"]
+    for size in range(1, len(text)):
+        output: Any = rank_processes._Output(None, None, None, is_error=False)  # type: ignore[arg-type]
+        lines = [line for at in range(0, len(text), size) for line in output.take(text[at : at + size])]
+        assert lines + output.rest() == wanted
+
+
+def test_a_progress_bar_is_seen_as_it_goes_on(tmp_path: Path) -> None:
+    code = """
+        for percent in range(0, 30, 10):
+            print(f"\\r{percent}%|", end="", file=sys.stderr)
+        until = time.monotonic() + 60
+        while not os.path.exists(sys.argv[1]) and time.monotonic() < until:
+            time.sleep(0.02)
+        print("here" if time.monotonic() < until else "too late", file=sys.stderr)
+    """
+    seen = tmp_path / "seen"
+    launch = Launch(tmp_path, code, script_arguments=(str(seen),))
+    assert launch.process.stderr is not None
+    written = b""
+    while written.count(b"\r") < 2:
+        written += (more := os.read(launch.process.stderr.fileno(), 1000))
+        assert more, launch.finish()
+    # The newest waits for what ends it.
+    assert written == b"[rank 0] 0%|\r[rank 0] 10%|\r"
+    seen.touch()
+    assert launch.finish() == (0, "", "[rank 0] 20%|here\n")
+
+
+def test_what_is_written_over_a_progress_bar_erases_it(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("print('\\r90%|#########', end='\\rdone\\nend\\n')")
+    here, there = os.openpty()
+    with open(here, "rb", buffering=0) as terminal:
+        command = [sys.executable, "-m", "framework.distributed.launch", str(tmp_path / "script.py")]
+        subprocess.run(command, env=environment(), stdout=there, stderr=there, check=True)
+        written = terminal.read(1000)
+        os.close(there)
+    assert written == b"[rank 0] 90%|#########\r\x1b[K[rank 0] done\r\n[rank 0] end\r\n"
 
 
 NEVER_COMES = {
