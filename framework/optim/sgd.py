@@ -31,8 +31,9 @@ class SGD:
         nesterov: bool = False,
     ) -> None:
         # A tensor is iterable too: over its rows, which are no parameters.
-        self.params = [params] if isinstance(params, Tensor) else list(params)
-        if isinstance(params, Tensor) or not all(isinstance(p, Tensor) for p in self.params):
+        are_several = isinstance(params, Iterable) and not isinstance(params, Tensor)
+        self.params = list(params) if are_several else [params]
+        if not are_several or not all(isinstance(p, Tensor) for p in self.params):
             kinds = ", ".join(sorted({type(p).__name__ for p in self.params}))
             groups = ". An SGD has one group of parameters: make one for each" if "dict" in kinds else ""
             raise TypeError(f"SGD takes an iterable of tensors, such as model.parameters(); got {kinds}{groups}")

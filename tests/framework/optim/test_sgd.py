@@ -170,6 +170,8 @@ def test_parameters_that_are_none() -> None:
         SGD([], 0.1)
     with pytest.raises(TypeError, match=r"got dict. An SGD has one group of parameters: make one for each"):
         flow.optim.SGD([{"params": [flow.ones(1)], "weight_decay": 0.1}], lr=0.1)
+    with pytest.raises(TypeError, match=r"an iterable of tensors, such as model.parameters\(\); got Linear"):
+        flow.optim.SGD(flow.nn.Linear(3, 4), lr=0.1)
     with pytest.raises(TypeError, match=r"an iterable of tensors, such as model.parameters\(\); got Tensor"):
         SGD(leaf(1, 2), 0.1)
     with pytest.raises(TypeError, match="got Tensor, int"):
