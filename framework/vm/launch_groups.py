@@ -9,8 +9,10 @@ one by one. So all runs in the order in which it was issued, and nobody who look
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -155,6 +157,13 @@ class LaunchGroups:
                 self._is_busy = False
                 if self._is_closed:
                     self._give_back()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Launches what waits. Other threads that launch on the stream, or ask for it, are held until the end."""
+        with self._lock:
+            self.flush()
+            yield
 
     def close(self) -> None:
         """Launches what waits, and gives the graphs back. What is launched from now on does not wait."""
@@ -357,6 +366,16 @@ class LaunchGroups:
 is_on = True
 # By the address of the stream; empty where launches are not grouped.
 of_stream: dict[int, LaunchGroups] = {}
+
+if hasattr(os, "register_at_fork"):
+    # What waits is the parent's to launch; a child can use none of its streams.
+    os.register_at_fork(after_in_child=of_stream.clear)
+
+
+def alone_on(stream: int) -> AbstractContextManager[None]:
+    """Within it, what other threads put on a stream whose launches are grouped comes later: for recording one's own."""
+    groups = of_stream.get(stream)
+    return nullcontext() if groups is None else groups.alone()
 
 
 def flush(stream: int) -> None:

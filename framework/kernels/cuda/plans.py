@@ -23,7 +23,7 @@ from framework.kernels.cuda.problem import (
     Settings,
     workspace_limit,
 )
-from framework.vm import OutOfMemoryError, borrowed, cuda
+from framework.vm import OutOfMemoryError, borrowed, cuda, launch_groups
 from framework.vm.array import channels_last_stride
 
 # For each kind: the operation's descriptor in cuDNN, and its attributes for convolution, x, weight, y, alpha and beta.
@@ -230,12 +230,14 @@ def _time(plan: Plan, addresses: tuple[int, int, int], scratch: int) -> float:
 def _replayed(plan: Plan, addresses: tuple[int, int, int], stream: int) -> float:
     """Milliseconds of one run in a graph."""
     runtime = cuda.api()
-    runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
-    try:
-        for _ in range(_TIMED_RUNS):
-            plan.run(*addresses)
-    finally:
-        graph = runtime.streamEndCapture(stream)
+    # What another thread put on the stream meanwhile would be recorded, and run as often as the graph.
+    with launch_groups.alone_on(stream):
+        runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
+        try:
+            for _ in range(_TIMED_RUNS):
+                plan.run(*addresses)
+        finally:
+            graph = runtime.streamEndCapture(stream)
     executable = runtime.graphInstantiate(graph)
     start, stop = runtime.eventCreate(), runtime.eventCreate()
     runtime.graphLaunch(executable, stream)

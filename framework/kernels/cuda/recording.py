@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from framework.kernels.cuda import driver
-from framework.vm import cuda
+from framework.vm import cuda, launch_groups
 
 # CUgraphNodeType, CUlaunchAttributeID, CUpointer_attribute.
 _KERNEL, FILL = 0, 2
@@ -34,11 +34,13 @@ class Node(NamedTuple):
 def recorded(issue: Callable[[], None], stream: int) -> list[Node] | None:
     """What `issue` launches on a stream, none of which is run; None where it is no chain of kernels and fills."""
     runtime = cuda.api()
-    runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
-    try:
-        issue()
-    finally:
-        graph = runtime.streamEndCapture(stream)
+    # What another thread put on the stream meanwhile would be recorded, and not run.
+    with launch_groups.alone_on(stream):
+        runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
+        try:
+            issue()
+        finally:
+            graph = runtime.streamEndCapture(stream)
     try:
         nodes = [_node(handle, starts_early) for handle, starts_early in _chain(graph)]
     except _UnreadableError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import pytest
 
 import framework as flow
 from framework.cuda import devices
-from framework.kernels.cuda import driver, launch
+from framework.kernels.cuda import driver, launch, recording
 from framework.kernels.cuda.compiler import Function
 from framework.vm import HostStream, cuda, launch_groups
 from framework.vm.machine import machine
@@ -148,6 +149,34 @@ def test_what_waits_on_any_stream_is_launched_before_the_host_waits_for_one(
     )
     flow.cuda.synchronize(work.stream.device)
     assert launched == [3]
+
+
+def test_what_another_thread_puts_on_a_stream_is_not_taken_into_a_recording(
+    work: Work, fake_cuda: FakeCudaApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[Any] = []
+
+    def chain(graph: int) -> list[Any]:
+        recorded.extend(fake_cuda.graphs[graph])
+        return []
+
+    def copy_and_launch() -> None:
+        fake_cuda.streams[work.stream.pointer].append(lambda: work.ran.append(99))
+        work.issue(50)
+
+    other = threading.Thread(target=copy_and_launch)
+
+    def issue() -> None:
+        fake_cuda.streams[work.stream._address].append("own")
+        other.start()
+        other.join(0.2)
+
+    monkeypatch.setattr(recording, "_chain", chain)
+    recording.recorded(issue, work.stream._address)
+    other.join()
+    work.stream.synchronize()
+    assert recorded == ["own"]
+    assert work.ran == [0, 1, 2, 99, 50]
 
 
 def test_memory_is_given_back_behind_what_may_use_it(work: Work, fake_cuda: FakeCudaApi) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -394,6 +395,25 @@ def test_threads_that_launch_at_once_lose_nothing(box: Box) -> None:
     box.groups.flush()
     for name in range(3):
         assert sorted(key for key in box.api.ran if key[0] == name) == sorted([(name, key) for key in range(10)] * 200)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_child_leaves_what_waits_to_its_parent(box: Box) -> None:
+    for _ in range(4):
+        box.issue(*range(20))
+        box.look()
+    box.issue(0, 1, 2)
+    launch_groups.of_stream[STREAM] = box.groups
+    try:
+        child = os.fork()
+        if not child:
+            before = len(box.api.ran)
+            launch_groups.flush_all()
+            os._exit(len(box.api.ran) - before)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        del launch_groups.of_stream[STREAM]
+    box.look()
 
 
 @st.composite
