@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from framework.vm import launch_groups
+from framework.vm import launch_groups, launch_past
 from tests.framework.vm.test_launch_groups import Box, Clock, clock, nothing_left
 
 __all__ = ["clock", "nothing_left"]
@@ -34,6 +34,7 @@ PROGRAM: list[Any] = [
 ]
 
 
+FILES = (launch_groups.__file__, launch_past.__file__)
 # Where loops go back, by the code of the function.
 LOOPS = {
     function.__code__: places
@@ -70,7 +71,7 @@ def in_the_middle(place: int, act: Callable[[], None], work: Callable[[], None])
         sys.setprofile(profiler)
 
     def note(frame: FrameType, event: str, _: Any) -> None:
-        if event in ("call", "c_return") and frame.f_code.co_filename == launch_groups.__file__:
+        if event in ("call", "c_return") and frame.f_code.co_filename in FILES:
             pass_by()
 
     def follow(frame: FrameType, event: str, _: Any) -> Any:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from framework.vm import launch_groups
+from framework.vm import launch_groups, launch_past
 from framework.vm.launch_groups import LaunchGroups
 
 STREAM = 7
@@ -289,7 +289,7 @@ def test_where_nothing_comes_a_third_time_no_more_graphs_are_made(box: Box) -> N
 
 def test_what_is_remembered_and_held_is_bounded(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_groups, "_MOST_GROUPS", 8)
-    monkeypatch.setattr(launch_groups, "_MOST_NOTED", 64)
+    monkeypatch.setattr(launch_past, "_MOST_NOTED", 64)
     for number in range(200):
         for _ in range(3):
             box.issue(*[(number, key) for key in range(5)])
@@ -300,7 +300,7 @@ def test_what_is_remembered_and_held_is_bounded(box: Box, monkeypatch: pytest.Mo
 
 
 def test_what_is_remembered_is_bounded_where_nobody_looks(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch_groups, "_MOST_NOTED", 64)
+    monkeypatch.setattr(launch_past, "_MOST_NOTED", 64)
     for number in range(500):
         box.issue(number)
         assert len(box.groups._past._noted) <= 64 + 2
