@@ -326,10 +326,7 @@ class Sequential(Module):
         only = modules[0] if len(modules) == 1 else None
         named = only.items() if isinstance(only, Mapping) else ((str(place), m) for place, m in enumerate(modules))
         for name, module in named:
-            # Anything else would be left out without a word.
-            if not isinstance(module, Module):
-                raise TypeError(f"Sequential takes modules; got {type(module).__name__} as {name}")
-            setattr(self, name, module)
+            self._put(name, module)
 
     def forward(self, x: Any) -> Any:
         for module in self.children():
@@ -338,11 +335,23 @@ class Sequential(Module):
 
     _own_forward = forward
 
-    def __getitem__(self, index: int) -> Module:
+    def __getitem__(self, index: int | slice) -> Module:
+        """A module by its place, or a Sequential of several with their names."""
+        if isinstance(index, slice):
+            return Sequential(dict(list(self._modules.items())[index]))
         return list(self.children())[index]
+
+    def __setitem__(self, index: int, module: Module) -> None:
+        self._put(list(self._modules)[index], module)
 
     def __len__(self) -> int:
         return len(self._modules)
+
+    def _put(self, name: str, module: Module) -> None:
+        # Anything else would be left out without a word.
+        if not isinstance(module, Module):
+            raise TypeError(f"Sequential takes modules; got {type(module).__name__} as {name}")
+        setattr(self, name, module)
 
 
 def _bias(size: int, fan_in: int) -> Parameter:

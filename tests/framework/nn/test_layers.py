@@ -173,6 +173,23 @@ def test_a_sequence_takes_named_modules_and_nothing_else() -> None:
         nn.Sequential([nn.ReLU()])
 
 
+def test_a_part_of_a_sequence_is_a_sequence_and_a_place_takes_another_module() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    end = net[1:]
+    assert isinstance(end, nn.Sequential)
+    assert [name for name, _ in end.named_parameters()] == ["2.weight", "2.bias"]
+    assert end[-1] is net[2]
+    assert end(flow.ones(1, 3)).shape == (1, 2)
+    assert len(net[3:]) == 0
+    net[-1] = nn.Linear(3, 5)
+    assert net(flow.ones(1, 4)).shape == (1, 5)
+    assert len(net) == 3
+    with pytest.raises(TypeError, match="Sequential takes modules; got NoneType as 0"):
+        net[0] = None  # type: ignore[assignment]
+    with pytest.raises(IndexError):
+        net[3] = nn.ReLU()
+
+
 def test_settings_that_are_not_there_are_refused_by_name() -> None:
     with pytest.raises(TypeError, match="ReLU takes no settings here; got inplace"):
         nn.ReLU(inplace=True)
