@@ -294,9 +294,10 @@ class LaunchGroups:
         if self._recording_stream is None:
             self._recording_stream = api.streamCreateWithFlags(api.streamNonBlocking)
         stream, graph = self._recording_stream, 0
-        api.streamBeginCapture(stream, api.streamCaptureModeRelaxed)
         try:
             try:
+                # Within the `try`, for a handler that raises behind it: the stream would be recorded for ever.
+                api.streamBeginCapture(stream, api.streamCaptureModeRelaxed)
                 for run, key in launches:
                     run(stream, key)
             finally:

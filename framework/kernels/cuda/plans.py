@@ -232,8 +232,9 @@ def _replayed(plan: Plan, addresses: tuple[int, int, int], stream: int) -> float
     runtime = cuda.api()
     # What another thread put on the stream meanwhile would be recorded, and run as often as the graph.
     with launch_groups.alone_on(stream):
-        runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
         try:
+            # Within the `try`, for a signal handler that raises behind it: the stream would be recorded for ever.
+            runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
             for _ in range(_TIMED_RUNS):
                 plan.run(*addresses)
         finally:

@@ -36,8 +36,9 @@ def recorded(issue: Callable[[], None], stream: int) -> list[Node] | None:
     runtime = cuda.api()
     # What another thread put on the stream meanwhile would be recorded, and not run.
     with launch_groups.alone_on(stream):
-        runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
         try:
+            # Within the `try`, for a signal handler that raises behind it: the stream would be recorded for ever.
+            runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
             issue()
         finally:
             graph = runtime.streamEndCapture(stream)

@@ -179,6 +179,24 @@ def test_what_another_thread_puts_on_a_stream_is_not_taken_into_a_recording(
     assert work.ran == [0, 1, 2, 99, 50]
 
 
+def test_a_stream_is_not_recorded_for_ever_where_a_signal_comes_as_that_begins(
+    work: Work, fake_cuda: FakeCudaApi
+) -> None:
+    class _InterruptError(BaseException):
+        """As KeyboardInterrupt."""
+
+    begin = fake_cuda.streamBeginCapture
+
+    def interrupted(stream: int, mode: int) -> None:
+        begin(stream, mode)
+        raise _InterruptError
+
+    fake_cuda.streamBeginCapture = interrupted  # type: ignore[method-assign]
+    with pytest.raises(_InterruptError):
+        recording.recorded(lambda: None, work.stream._address)
+    assert not fake_cuda.recorded
+
+
 def test_memory_is_given_back_behind_what_may_use_it(work: Work, fake_cuda: FakeCudaApi) -> None:
     source = cuda.CudaSource(work.stream.device)
     memory = source.reserve(64)

@@ -57,9 +57,13 @@ class FakeApi:
         return stream in self.recorded
 
     def streamBeginCapture(self, stream: int, mode: int) -> None:
+        if stream in self.recorded:
+            raise RuntimeError("cudaErrorIllegalState")
         self.recorded[stream] = []
 
     def streamEndCapture(self, stream: int) -> int:
+        if stream not in self.recorded:
+            raise RuntimeError("cudaErrorIllegalState")
         self.graphs[graph := self._number()] = self.recorded.pop(stream)
         return graph
 
