@@ -240,7 +240,7 @@ class Machine:
 
     def synchronize(self, device: Device | None = None) -> None:
         """Returns when everything issued to any stream, or any of `device`, has run."""
-        for stream in self._streams:
+        for stream in tuple(self._streams):
             if device is None or stream.device is device:
                 stream.synchronize()
 
@@ -292,14 +292,14 @@ class Machine:
 
     def _note_joined(self, first: Stream) -> None:
         """Keeps what `first` has waited for. Where nothing is outstanding the machine is back to what one stream costs."""
-        for stream in self._streams:
+        for stream in tuple(self._streams):
             if stream.device is first.device:
                 stream.joined = max(stream.joined, first.has_waited(stream))
         self._update()
 
     def _update(self) -> None:
         self._outstanding = False
-        for stream in self._streams:
+        for stream in tuple(self._streams):
             if stream.joined < stream.sequence and self._firsts.get(stream.device) is not stream:
                 self._outstanding = True
         self._plain = not (self._outstanding or self._observers or self._redirections)

@@ -555,3 +555,23 @@ def test_all_pairs_of_uses(first: str, second: str) -> None:
     bench.issue("a", one, *((x,) if first == "w" else (bench.array(), x)))
     waits = bench.issue("b", one, *((x,) if second == "w" else (bench.array(), x)))
     assert waits == ([] if first == second == "r" else [("a", 1)])
+
+
+def test_a_stream_that_a_finalizer_ends_meanwhile_hides_no_other() -> None:
+    machine = Machine()
+
+    class EndsAnother(Stream):
+        other: Stream | None = None
+        was_synchronized = False
+
+        def synchronize(self) -> None:
+            self.was_synchronized = True
+            if self.other is not None:
+                machine.remove_stream(self.other)
+
+    first, ending, last = (EndsAnother(cpu, name) for name in ("first", "ending", "last"))
+    for stream in (ending, first, last):
+        machine.add_stream(stream)
+    first.other = ending
+    machine.synchronize()
+    assert last.was_synchronized
