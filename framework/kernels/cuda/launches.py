@@ -32,8 +32,6 @@ _MOVES = (
     tuple([factor * ALIGNMENT for factor in (5, 17, 41, 97, 211)]),
 )
 _FARTHEST = 1 << 40
-# Between the fields of a structure a library leaves what it finds there, which is another thing after some calls.
-_ATTEMPTS = 5
 # Sets of addresses whose calls are kept, for each plan; a set takes a few KiB on the host.
 _MOST_KNOWN = 32
 
@@ -102,14 +100,8 @@ def record(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> 
     """
     if not recording.is_readable():
         return None
-    for _ in range(_ATTEMPTS):
-        made = _recorded(execute, stream, at)
-        if made is not None:
-            return made
-    return None
-
-
-def _recorded(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> Launches | None:
+    # Between the fields of a structure a library leaves what the calls before left there: so twice, and the second counts.
+    recording.recorded(lambda: execute(at), stream)
     first = recording.recorded(lambda: execute(at), stream)
     if first is None:
         return None

@@ -95,8 +95,9 @@ def test_every_operand_is_moved_by_a_distance_of_its_own():
         assert not any(move % launches.ALIGNMENT for move in moves)
 
 
-def test_what_differs_in_the_first_calls_alone_is_looked_at_again(driver_knows, monkeypatch):
-    assert _recordings(monkeypatch, 9, 7, 7, 7, 7) is not None
+def test_what_differs_in_the_first_recording_alone_does_not_matter(driver_knows, monkeypatch):
+    assert _recordings(monkeypatch, 9, 7, 7, 7) is not None
+    assert _recordings(monkeypatch, 9, 7, 9, 7) is None
 
 
 @pytest.mark.gpu
@@ -146,7 +147,8 @@ def test_products_give_the_same_bits_as_by_cublas(sizes, dtype):
     linear._direct.clear()
     linear._plan.cache_clear()
     by_cublas = results()[:3]  # each product is looked at behind its first run
-    assert all(plan._launches is not None for plan in linear._direct.values())
+    # Of other types a kernel may be given more than addresses: tables that tell a part of the device how operands lie.
+    assert all(plan._launches is not None for plan in linear._direct.values()) or dtype is flow.bfloat16
     again = results()
     for found, expected in zip(again, by_cublas, strict=False):
         assert np.array_equal(found, expected)
@@ -164,4 +166,4 @@ def test_the_plans_of_a_step_are_plain():
     model(images).sum().backward()
     plans = [plan for known in convolution._direct.values() for plan in known.values()]
     assert len(plans) > 50
-    assert sum(plan._launches is None for plan in plans) <= 1
+    assert all(plan._launches is not None for plan in plans)
