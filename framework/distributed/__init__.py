@@ -9,6 +9,7 @@ from framework.distributed.collectives import all_gather, all_reduce, barrier, b
 from framework.distributed.errors import CollectiveError, CollectiveTimeoutError, DistributedError
 from framework.distributed.groups import Group
 from framework.distributed.objects import all_gather_object, broadcast_object
+from framework.distributed.reduction import ReduceOp
 from framework.distributed.work import Work
 from framework.distributed.world import (
     destroy_process_group,
@@ -26,6 +27,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "DistributedError",
     "Group",
+    "ReduceOp",
     "Work",
     "all_gather",
     "all_gather_object",

@@ -33,7 +33,8 @@ from framework.vm.stream import Mark, Stream
 def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None, async_op: bool = False) -> Work | None:
     """Replaces `tensor` on every rank by the sum, avg, min or max over all ranks; every rank gets the same bits.
 
-    With `async_op` it returns at once, with a handle to wait for.
+    `op` is one of `"sum"`, `"avg"`, `"min"` and `"max"`, or of `ReduceOp`. With `async_op` it returns at once, with a handle to
+    wait for.
     """
     check_tensor("all_reduce", tensor)
     group = chosen_group(group)

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 
 import numpy as np
 
 from framework.dtype import DType
 
-OPERATIONS = ("sum", "avg", "min", "max")
+
+class ReduceOp(StrEnum):
+    """The reductions under PyTorch's names; each is the string that a collective takes."""
+
+    SUM = "sum"
+    AVG = "avg"
+    MIN = "min"
+    MAX = "max"
+
+
+OPERATIONS = tuple(ReduceOp)
 
 _UFUNCS: dict[str, np.ufunc] = {"sum": np.add, "avg": np.add, "min": np.minimum, "max": np.maximum}
 

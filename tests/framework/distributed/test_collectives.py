@@ -388,6 +388,30 @@ def test_what_is_no_tensor_is_named() -> None:
     ]
 
 
+def test_reductions_have_pytorchs_names_beside_the_strings() -> None:
+    said = run(
+        """
+        dist.init_process_group(timeout=30)
+        rank, op = dist.get_rank(), dist.ReduceOp
+        for named, string, wanted in (op.SUM, "sum", 5), (op.AVG, "avg", 2.5), (op.MIN, "min", 1), (op.MAX, "max", 4):
+            # One rank by the name, the other by the string: it is the same collective.
+            tensor, piece = flow.tensor([1.0 + 3 * rank]), flow.zeros(1)
+            dist.all_reduce(tensor, op=string if rank else named)
+            dist.reduce_scatter(piece, [flow.tensor([1.0 + 3 * rank])] * 2, string if rank else named)
+            assert (tensor.item(), piece.item()) == (wanted, wanted), (named, tensor, piece)
+        x = flow.tensor([1.0 + rank], requires_grad=True)
+        dist.functional.all_reduce(x, op.AVG).sum().backward()
+        assert x.grad.item() == 1
+        try:
+            dist.all_reduce(tensor, "product")
+        except ValueError as refused:
+            print(refused)
+        """,
+        2,
+    )
+    assert said == ["a reduction is one of sum, avg, min, max, not 'product'\n"] * 2
+
+
 def test_a_repeated_collective_is_the_same_as_one_called_anew() -> None:
     said = run(
         """
