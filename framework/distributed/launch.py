@@ -1,7 +1,7 @@
 """Starts a script on several ranks: `python -m framework.distributed.launch --nproc-per-node N script.py ARGUMENTS`.
 
 Every rank is a process with RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment. The first that fails
-ends the others, its message comes last, and its exit code is the launcher's.
+ends the others, its message comes last, and its exit code is the launcher's. Options are torchrun's where they mean the same.
 """
 
 from __future__ import annotations
@@ -13,13 +13,30 @@ import resource
 import socket
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from framework.distributed.endings import answers_at
 from framework.distributed.rank_processes import Plan, make_room, run
 
 # More ranks on one machine are a slip of the hand, and would take all its processes.
 MOST_RANKS = 4096
+
+# What torchrun has, and what there is in its place.
+_MEETING = "leave it out: the ranks of one machine find each other, those of several by --master-addr and --master-port"
+_OUTPUT = "send the launcher's own output to a file, where each line says its rank"
+_SCRIPT = "leave it out, and give a Python script, or a module after -m"
+_REFUSED = {
+    "--rdzv-backend": _MEETING,
+    "--rdzv-endpoint": _MEETING,
+    "--rdzv-id": _MEETING,
+    "--rdzv-conf": _MEETING,
+    "--max-restarts": "leave it out: the first rank that fails ends the others, and none is started anew",
+    "--log-dir": _OUTPUT,
+    "--redirects -r": _OUTPUT,
+    "--tee -t": _OUTPUT,
+    "--no-python": _SCRIPT,
+    "--run-path": _SCRIPT,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,6 +80,22 @@ class _Parser(argparse.ArgumentParser):
         """One line, without the usage that would push it out of sight."""
         self.exit(2, f"launch: {message}; --help says more\n")
 
+    def add_option(self, *names: str, help: str, **settings: Any) -> None:
+        """An option; its first name may be spelt with underscores too, as torchrun's may, which --help leaves out."""
+        self.add_argument(*names, help=help, **settings)
+        older = "--" + names[0][2:].replace("-", "_")
+        if older not in names:
+            self.add_argument(older, help=argparse.SUPPRESS, **settings)
+
+
+class _Refusal(argparse.Action):
+    """An option that is not here; `const` is the way out."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: object, values: object, option_string: str | None = None
+    ) -> NoReturn:
+        parser.error(f"{option_string} is torchrun's, and not here: {self.const}")
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
@@ -73,22 +106,28 @@ def _parser() -> argparse.ArgumentParser:
         " OMP_NUM_THREADS is set to the cores divided by the ranks where it is not set.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
+    add = parser.add_option
     add("--nproc-per-node", metavar="N", default="1", help="ranks on this machine: a number, or `gpu` for one per GPU")
     add("--nnodes", metavar="N", type=int, default=1, help="machines; each runs this command")
     add("--node-rank", metavar="R", type=int, default=0, help="which of the machines this is, from 0")
     add("--master-addr", metavar="A", default="127.0.0.1", help="the address of machine 0")
     add("--master-port", metavar="P", type=int, help="a free port there; found where not given, on one machine")
+    add("--standalone", action="store_true", help="one machine and a port that is found: as without it")
     add("--no-prefix", action="store_true", help="leave the ranks' output as it is, without `[rank 0]` in front")
-    add("-m", dest="module", action="store_true", help="SCRIPT is a module, as for `python -m`")
-    add("script", metavar="SCRIPT")
-    add("script_arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER).required = False  # else said to be missing
+    add("--module", "-m", action="store_true", help="SCRIPT is a module, as for `python -m`")
+    for names, way_out in _REFUSED.items():
+        add(*names.split(), action=_Refusal, nargs="?", const=way_out, help=argparse.SUPPRESS)
+    parser.add_argument("script", metavar="SCRIPT")
+    rest = parser.add_argument("script_arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
+    rest.required = False  # else said to be missing
     return parser
 
 
 def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if options.nnodes < 1 or not 0 <= options.node_rank < options.nnodes:
         parser.error(f"--node-rank {options.node_rank} of --nnodes {options.nnodes}: machines count from 0")
+    if options.standalone and options.nnodes > 1:
+        parser.error(f"--standalone is for one machine, --nnodes {options.nnodes} for several: leave one of them out")
     if options.nnodes > 1 and (options.master_port is None or options.master_addr == "127.0.0.1"):
         parser.error("several machines need --master-addr and --master-port, the same on each")
     if options.master_port is not None and not 0 < options.master_port < 65536:

@@ -512,6 +512,22 @@ def test_a_port_of_another_launch_is_said_before_its_ranks_listen(tmp_path: Path
         (["--master-port", "70000"], "is no port"),
         (["nowhere.py"], "there is no file nowhere.py"),
         (["--nproc-per-nod", "2"], "--nproc-per-nod"),
+        (["--nproc_per_node", "x"], "takes a number from 1 to 4096"),
+        (
+            ["--standalone", "--nnodes", "2"],
+            "--standalone is for one machine, --nnodes 2 for several: leave one of them out",
+        ),
+        (
+            ["--rdzv_backend=c10d"],
+            "--rdzv_backend is torchrun's, and not here: leave it out: the ranks of one machine find",
+        ),
+        (["--rdzv-endpoint", "a:1"], "--rdzv-endpoint is torchrun's, and not here: leave it out"),
+        (
+            ["--max_restarts", "3"],
+            "--max_restarts is torchrun's, and not here: leave it out: the first rank that fails",
+        ),
+        (["-r", "3"], "-r is torchrun's, and not here: send the launcher's own output to a file"),
+        (["--no_python"], "--no_python is torchrun's, and not here: leave it out, and give a Python script"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -525,6 +541,31 @@ def test_what_is_wrong_is_said_in_one_line(
     out, err = capfd.readouterr()
     assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (["--standalone", "--nproc_per_node=2"], (2, 0, 2)),
+        ("--nproc_per_node 2 --nnodes=3 --node_rank 1 --master_addr 10.0.0.1 --master_port 5".split(), (2, 2, 6)),
+    ],
+)
+def test_a_command_of_torchruns_does_the_same(
+    options: list[str], wanted: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from framework.distributed.launch import main
+
+    plans: list[rank_processes.Plan] = []
+    monkeypatch.setattr("framework.distributed.launch.run", lambda plan: plans.append(plan) or 0)
+    # What follows the script is the script's, whatever it is called.
+    assert main([*options, __file__, "--nproc_per_node", "9", "--tee"]) == 0
+    (plan,) = plans
+    assert (plan.local_size, plan.first_rank, plan.world_size) == wanted
+    assert plan.command == (sys.executable, __file__, "--nproc_per_node", "9", "--tee")
+    if wanted[2] == 6:
+        assert (plan.variables["MASTER_ADDR"], plan.variables["MASTER_PORT"]) == ("10.0.0.1", "5")
+    main([*options, "--module", "a_module"])
+    assert plans[1].command == (sys.executable, "-m", "a_module")
 
 
 def test_a_script_that_is_not_given_is_the_one_thing_missing(capfd: pytest.CaptureFixture[str]) -> None:
