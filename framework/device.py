@@ -46,6 +46,18 @@ class Device:
         return (Device, (str(self),))
 
 
+# A CUDA device, by itself, its name or its number; None is the current one.
+DeviceLike = Device | str | int | None
+
+
+def cuda_device(device: DeviceLike) -> Device:
+    """The CUDA device that an argument means. Raises ValueError for the CPU."""
+    wanted = Device("cuda", device) if isinstance(device, int) else Device("cuda" if device is None else device)
+    if wanted.type != "cuda":
+        raise ValueError(f"this takes a CUDA device, such as 'cuda:1', or its number; got {wanted}")
+    return wanted
+
+
 def set_current(device: Device) -> None:
     """Lets the name of the device's type, without a number, stand for `device`."""
     _current[device.type] = device.index

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, overload
 from weakref import WeakValueDictionary, ref
 
 import numpy as np
@@ -86,6 +86,20 @@ class Tensor:
     def stride(self) -> tuple[int, ...]:
         """Steps in memory between neighbours, in elements, one for each dimension."""
         return self.array.stride
+
+    @overload
+    def size(self) -> tuple[int, ...]: ...
+
+    @overload
+    def size(self, dim: int) -> int: ...
+
+    def size(self, dim: int | None = None) -> int | tuple[int, ...]:
+        """Its shape, or the extent of one dimension. Raises IndexError where there is no such dimension."""
+        if dim is None:
+            return self.shape
+        if not -self.ndim <= dim < self.ndim:
+            raise IndexError(f"size({dim}) of a tensor of shape {list(self.shape)}: it has {self.ndim} dimensions")
+        return self.shape[dim]
 
     def numel(self) -> int:
         """The number of elements."""

@@ -7,15 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from framework.device import Device, set_current
+from framework.device import Device, DeviceLike, cuda_device, set_current
 from framework.vm import cuda as vm_cuda
 from framework.vm import launch_groups
 from framework.vm.cuda import CudaError, CudaStream
 from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.runtime import existing_runtime
-
-DeviceLike = Device | str | int | None
 
 
 @dataclass(frozen=True)
@@ -105,14 +103,6 @@ def launch_blocking() -> Iterator[None]:
     machine.synchronize()
     with machine.observed(_wait_for_each):
         yield
-
-
-def cuda_device(device: DeviceLike) -> Device:
-    """The CUDA device that an argument means: the current one for None. Raises ValueError for the CPU."""
-    wanted = Device("cuda", device) if isinstance(device, int) else Device("cuda" if device is None else device)
-    if wanted.type != "cuda":
-        raise ValueError(f"flow.cuda is about CUDA devices, not {wanted}")
-    return wanted
 
 
 def _wait_for_each(instruction: Instruction, run: Callable[[], Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from framework.cuda.devices import DeviceLike, cuda_device
+from framework.device import DeviceLike, cuda_device
 from framework.vm import cuda as vm_cuda
 from framework.vm import memory_report
 from framework.vm.allocator import CachingAllocator

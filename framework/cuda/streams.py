@@ -11,8 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from framework.cuda.devices import DeviceLike, cuda_device
-from framework.device import Device
+from framework.device import Device, DeviceLike, cuda_device
 from framework.vm import cuda as vm_cuda
 from framework.vm.machine import machine
 from framework.vm.runtime import runtime

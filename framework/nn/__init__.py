@@ -1,6 +1,7 @@
 """Neural network layers and what holds them together."""
 
 from framework.nn import functional, init, parallel
+from framework.nn.containers import ModuleList, Sequential
 from framework.nn.layers import (
     AdaptiveAvgPool2d,
     BatchNorm2d,
@@ -11,7 +12,6 @@ from framework.nn.layers import (
     Linear,
     MaxPool2d,
     ReLU,
-    Sequential,
 )
 from framework.nn.module import Module
 from framework.nn.parameter import Parameter
@@ -27,6 +27,7 @@ __all__ = [
     "Linear",
     "MaxPool2d",
     "Module",
+    "ModuleList",
     "Parameter",
     "ReLU",
     "Sequential",

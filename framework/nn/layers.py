@@ -1,8 +1,8 @@
-"""Layers: convolution, normalisation, pooling, linear, activation, loss, and containers."""
+"""Layers: convolution, normalisation, pooling, linear, activation and loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from inspect import signature
 from math import sqrt
@@ -11,6 +11,7 @@ from typing import Any
 from framework import ops
 from framework.creation import empty, ones, zeros
 from framework.nn import init
+from framework.nn.containers import Sequential
 from framework.nn.counter import Counter
 from framework.nn.module import Module
 from framework.nn.parameter import Parameter
@@ -316,42 +317,6 @@ class CrossEntropyLoss(Module):
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         return ops.cross_entropy(logits, target)
-
-
-class Sequential(Module):
-    """Modules one after the other, named by their place from 0 on, or by the names in one dictionary."""
-
-    def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
-        super().__init__()
-        only = modules[0] if len(modules) == 1 else None
-        named = only.items() if isinstance(only, Mapping) else ((str(place), m) for place, m in enumerate(modules))
-        for name, module in named:
-            self._put(name, module)
-
-    def forward(self, x: Any) -> Any:
-        for module in self.children():
-            x = module(x)
-        return x
-
-    _own_forward = forward
-
-    def __getitem__(self, index: int | slice) -> Module:
-        """A module by its place, or a Sequential of several with their names."""
-        if isinstance(index, slice):
-            return Sequential(dict(list(self._modules.items())[index]))
-        return list(self.children())[index]
-
-    def __setitem__(self, index: int, module: Module) -> None:
-        self._put(list(self._modules)[index], module)
-
-    def __len__(self) -> int:
-        return len(self._modules)
-
-    def _put(self, name: str, module: Module) -> None:
-        # Anything else would be left out without a word.
-        if not isinstance(module, Module):
-            raise TypeError(f"Sequential takes modules; got {type(module).__name__} as {name}")
-        setattr(self, name, module)
 
 
 def _bias(size: int, fan_in: int) -> Parameter:

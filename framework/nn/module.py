@@ -9,7 +9,7 @@ import numpy as np
 
 from framework.autograd import no_grad
 from framework.creation import tensor
-from framework.device import Device
+from framework.device import Device, DeviceLike, cuda_device
 from framework.dtype import DType
 from framework.nn.parameter import Parameter
 from framework.tensor import Tensor
@@ -125,6 +125,19 @@ class Module:
         self._file(self._buffers, name, buffer)
         object.__setattr__(self, name, buffer)
 
+    def add_module(self, name: str, module: Module) -> None:
+        """Adds a module, as setting the attribute of that name does.
+
+        Raises TypeError for what is no module, and ValueError for a name that the module has otherwise, or with a dot.
+        """
+        if not isinstance(module, Module):
+            raise TypeError(f"add_module() takes a Module as {name}; got {type(module).__name__}")
+        if not name or "." in name or (hasattr(self, name) and name not in self._modules):
+            raise ValueError(
+                f"{type(self).__name__} cannot have a module called {name!r}: give a name that is free, without a dot"
+            )
+        setattr(self, name, module)
+
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all inside it, with dotted names."""
         yield prefix, self
@@ -136,9 +149,18 @@ class Module:
         for _, module in self.named_modules():
             yield module
 
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """The modules directly inside, with their names; one that is there twice comes once."""
+        seen: set[int] = set()
+        for name, module in self._modules.items():
+            if id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
+
     def children(self) -> Iterator[Module]:
-        """The modules directly inside."""
-        yield from self._modules.values()
+        """The modules directly inside; one that is there twice comes once."""
+        for _, module in self.named_children():
+            yield module
 
     def named_parameters(self) -> Iterator[tuple[str, Parameter]]:
         """All parameters with dotted names; one that is shared comes once."""
@@ -214,6 +236,14 @@ class Module:
             held.array = converted
             held.grad = None
         return self
+
+    def cuda(self, device: DeviceLike = None) -> Module:
+        """Moves parameters and buffers to a CUDA device: the current one, or that of a name or number."""
+        return self.to(cuda_device(device))
+
+    def cpu(self) -> Module:
+        """Moves parameters and buffers to the CPU."""
+        return self.to("cpu")
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers by dotted name, sharing memory with the module."""

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from framework.device import Device, cpu
+from framework.device import Device, DeviceLike, cuda_device
+from framework.device import cpu as host
 from framework.dtype import ALL, DType, by_name
 from framework.ops import elementwise, inplace, linear, reduction, view
 from framework.tensor import Tensor
@@ -31,9 +32,19 @@ def to(a: Tensor, target: DType | Device | str, *, non_blocking: bool = False) -
     return view.move_to(a, device, non_blocking=non_blocking)
 
 
+def cuda(a: Tensor, device: DeviceLike = None, non_blocking: bool = False) -> Tensor:
+    """a on a CUDA device: the current one, or that of a name or number; itself where it is there. As `to` otherwise."""
+    return to(a, cuda_device(device), non_blocking=non_blocking)
+
+
+def cpu(a: Tensor) -> Tensor:
+    """a on the CPU; itself where it is there."""
+    return to(a, host)
+
+
 def pin_memory(a: Tensor) -> Tensor:
     """A copy of a, a tensor on the CPU, in memory that devices read by themselves; itself where it lies there already."""
-    if a.device is not cpu:
+    if a.device is not host:
         raise RuntimeError(f"pin_memory() is for tensors on the CPU; this one is on {a.device}")
     return a if is_pinned(a) else Tensor(pinned.pinned(a.array))
 
@@ -93,6 +104,8 @@ METHODS = {
     "clone": view.clone,
     "contiguous": view.contiguous,
     "to": to,
+    "cuda": cuda,
+    "cpu": cpu,
     "pin_memory": pin_memory,
     "is_pinned": is_pinned,
     "add_": inplace.add_,

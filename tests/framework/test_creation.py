@@ -187,7 +187,10 @@ def test_reading() -> None:
     assert float(flow.tensor([2.0])) == 2
     assert int(flow.tensor([2.7])) == 2
     assert len(flow.zeros(3, 2)) == 3
-    assert (x.ndim, x.numel(), x.shape) == (2, 2, (1, 2))
+    assert (x.ndim, x.numel(), x.shape, x.size(), x.size(1), x.size(-2)) == (2, 2, (1, 2), (1, 2), 2, 1)
+    for dim in (2, -3):
+        with pytest.raises(IndexError, match=rf"size\({dim}\) of a tensor of shape \[1, 2\]: it has 2 dimensions"):
+            x.size(dim)
     assert np.asarray(x).tolist() == [[1.5, 2.5]]
     assert np.shares_memory(x.__array__(copy=False), x.numpy())
     assert not np.shares_memory(np.array(x), x.numpy())

@@ -25,6 +25,14 @@ def test_values_survive_the_way_there_and_back(dtype, shape):
     assert np.array_equal(np.asarray(there.tolist(), dtype.numpy).reshape(shape), values)
 
 
+def test_cuda_and_cpu_are_ways_there_and_back():
+    layer, x = flow.nn.Linear(3, 2).cuda(0), flow.ones(1, 3).cuda()
+    y = layer(x)
+    assert str(y.device) == "cuda:0"
+    layer.cpu()
+    np.testing.assert_allclose(y.detach().cpu().numpy(), layer(x.cpu()).detach().numpy(), rtol=1e-5)
+
+
 def test_more_than_the_staging_memory_holds():
     values = np.random.default_rng(2).standard_normal(9_000_001).astype(np.float32)
     there = flow.tensor(values, device="cuda")

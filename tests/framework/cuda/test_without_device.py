@@ -38,6 +38,29 @@ def test_the_framework_imports_without_cupy_and_says_what_is_missing():
     assert "pip install 'flowbench[cuda13]'" in answer.stdout
 
 
+def test_cuda_is_the_current_device_or_the_one_named(monkeypatch):
+    moved = []
+
+    def move(a, device, *, non_blocking):
+        moved.append((str(device), non_blocking))
+        return a
+
+    monkeypatch.setattr("framework.ops.view.move_to", move)
+    x, layer = flow.ones(2), flow.nn.Linear(2, 2, bias=False)
+    x.cuda()
+    x.cuda(1)
+    x.cuda("cuda:2", non_blocking=True)
+    x.cuda(flow.device("cuda:3"), True)
+    assert layer.cuda(1) is layer
+    layer.cuda()
+    assert moved == [("cuda:0", 0), ("cuda:1", 0), ("cuda:2", 1), ("cuda:3", 1), ("cuda:1", 0), ("cuda:0", 0)]
+    for held in (x, layer):
+        assert held.cpu() is held
+        with pytest.raises(ValueError, match="this takes a CUDA device, such as 'cuda:1', or its number; got cpu"):
+            held.cuda("cpu")
+    assert len(moved) == 6
+
+
 def test_a_misspelled_setting_is_refused():
     with pytest.raises(AttributeError):
         flow.backends.cudnn.alow_tf32 = False  # type: ignore[attr-defined]

@@ -165,6 +165,44 @@ def test_sequential() -> None:
     assert module(flow.tensor([[[-1.0, 2.0]]])).tolist() == [[0, 2]]
 
 
+def test_a_module_list_takes_modules_alone() -> None:
+    layers = nn.ModuleList(nn.Linear(2, 2) for _ in range(3))
+    assert list(layers.state_dict())[::2] == ["0.weight", "1.weight", "2.weight"]
+    assert type(layers[1:]) is nn.ModuleList
+    assert [*layers[1:]] == [*layers][1:] == [layers[1], layers[-1]]
+    assert list(layers[1:].state_dict())[::2] == ["0.weight", "1.weight"]
+    with pytest.raises(TypeError, match="ModuleList takes modules; got function as 3"):
+        layers.append(lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ModuleList takes modules; got NoneType as 0"):
+        layers[0] = None  # type: ignore[assignment]
+    assert len(layers) == 3
+    assert len(nn.ModuleList()) == 0
+
+
+def test_a_module_is_added_under_a_name_that_is_free() -> None:
+    module = Branch()
+    module.add_module("last", nn.Linear(2, 2, bias=False))
+    module.add_module("first", nn.ReLU())
+    assert list(module.state_dict()) == ["scale", "seen", "rest.1.weight", "last.weight"]
+    assert module.last is dict(module.named_children())["last"]
+    for name in ("forward", "scale", "seen", "setting", "a.b", ""):
+        with pytest.raises(ValueError, match=f"Branch cannot have a module called '{name}': give a name that is free"):
+            module.add_module(name, nn.ReLU())
+    with pytest.raises(TypeError, match=r"add_module\(\) takes a Module as more; got NoneType"):
+        module.add_module("more", None)  # type: ignore[arg-type]
+    assert module.setting == 5
+
+
+def test_a_module_that_is_there_twice_is_one_child_and_runs_twice() -> None:
+    double = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(double.weight, 2.0)
+    module = nn.Sequential(double, double)
+    assert list(module.named_children()) == [("0", double)]
+    assert list(module.children()) == [double]
+    assert (len(module), list(module)) == (2, [double, double])
+    assert module(flow.ones(1, 1)).item() == 4
+
+
 def test_a_module_without_forward_says_so() -> None:
     with pytest.raises(TypeError, match=r"Module defines no forward\(\)"):
         nn.Module()(1)
