@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from math import inf
@@ -16,6 +16,7 @@ from framework.device import Device
 from framework.distributed.world import chosen_group
 from framework.nn.module import Module
 from framework.nn.parallel.agreement import check_agreement
+from framework.nn.parallel.arguments import check_devices, refuse
 from framework.nn.parallel.buffers import FlatBuffers
 from framework.nn.parallel.join import BUCKETS, BUFFERS, Join
 from framework.nn.parallel.reducer import Reducer, tensors_in
@@ -38,26 +39,38 @@ class DistributedDataParallel(Module):
     `gradient_as_bucket_view`: gradients lie where they are averaged, and backward writes them there; without it they are
     copied there and back. `process_group`: the ranks to train with, all of them where it is None.
 
+    `device_ids` and `output_device` may name the device that the module lies on; inputs are not moved there.
+    `find_unused_parameters` and `static_graph` change nothing: each backward may use other parameters, on each rank.
+
     Its parameters may be frozen, unfrozen, converted and moved later, on all ranks alike, but not replaced by others.
 
-    Raises ValueError, on every rank, where the ranks' modules have not the same parameters and buffers.
+    Raises ValueError, on every rank, where the ranks' modules have not the same parameters and buffers; ValueError for another
+    device than the module's, and TypeError for what PyTorch's takes besides, each with the way out.
     """
 
     def __init__(
         self,
         module: Module,
+        device_ids: Sequence[Device | str | int] | None = None,
+        output_device: Device | str | int | None = None,
+        *,
         broadcast_buffers: bool = True,
-        bucket_cap_mb: float = 25,
-        gradient_as_bucket_view: bool = True,
         process_group: distributed.Group | None = None,
+        bucket_cap_mb: float = 25,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        **others: Any,
     ) -> None:
         super().__init__()
+        refuse(others)
         if not isinstance(module, Module):
             raise TypeError(f"DistributedDataParallel takes a Module; got {type(module).__name__}")
         if not (isinstance(bucket_cap_mb, int | float) and 0 < bucket_cap_mb < inf):
             raise ValueError(f"bucket_cap_mb is a size in MiB above 0, not {bucket_cap_mb!r}")
         if not any(True for _ in module.parameters()):
             raise ValueError(f"{type(module).__name__} has no parameters, so there is nothing to average")
+        check_devices(module, device_ids, output_device)
         self.module = module
         self.broadcast_buffers = broadcast_buffers
         self.bucket_cap_mb = bucket_cap_mb
@@ -144,10 +157,10 @@ class DistributedDataParallel(Module):
         """Another one over a copy of the module, made on every rank."""
         return DistributedDataParallel(
             deepcopy(self.module, memo),
-            self.broadcast_buffers,
-            self.bucket_cap_mb,
-            self.gradient_as_bucket_view,
-            self.group,
+            broadcast_buffers=self.broadcast_buffers,
+            process_group=self.group,
+            bucket_cap_mb=self.bucket_cap_mb,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:

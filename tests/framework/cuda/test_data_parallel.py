@@ -37,7 +37,8 @@ def test_ranks_train_as_one_and_stay_the_same_to_the_last_bit() -> None:
         ON_GPU
         + """
 alone, model = net().to("cuda"), nn.SyncBatchNorm.convert_sync_batchnorm(net(seed=rank)).to("cuda")
-model = DDP(model, bucket_cap_mb=0.001)
+own = rank % flow.cuda.device_count()
+model = DDP(model, device_ids=[own], output_device=own, bucket_cap_mb=0.001)
 optimizers = [flow.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (alone, model)]
 n = 8 // size
 for step in range(100):
