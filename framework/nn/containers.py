@@ -64,7 +64,9 @@ class ModuleList(_Container):
     def __getitem__(self, index: int | slice) -> Module:
         """A module by its place, or a ModuleList of several, which are named anew."""
         if isinstance(index, slice):
-            return ModuleList(list(self)[index])
+            part = ModuleList(list(self)[index])
+            self._name_modules()
+            return part
         return super().__getitem__(index)
 
     def append(self, module: Module) -> Self:
@@ -77,3 +79,21 @@ class ModuleList(_Container):
         for module in modules:
             self.append(module)
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        self._name_modules()
+
+    # A list is not called itself: what its modules are called by, such as in a summary of memory, begins with its own name.
+    @property
+    def _name(self) -> str:
+        return self._own_name
+
+    @_name.setter
+    def _name(self, name: str) -> None:
+        object.__setattr__(self, "_own_name", name)
+        self._name_modules()
+
+    def _name_modules(self) -> None:
+        for place, module in self._modules.items():
+            object.__setattr__(module, "_name", f"{self._own_name}.{place}" if self._own_name else place)

@@ -179,6 +179,40 @@ def test_a_module_list_takes_modules_alone() -> None:
     assert len(nn.ModuleList()) == 0
 
 
+def test_modules_in_a_list_are_found_by_its_name() -> None:
+    seen: list[str | None] = []
+
+    class Seeing(nn.Module):
+        def forward(self) -> None:
+            seen.append(scope.path(scope.current))
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inner = nn.ModuleList([Seeing()])
+            self.layers = nn.ModuleList([Seeing(), Seeing(), inner])
+            self.layers.append(Seeing())
+            inner.append(Seeing())
+            self.layers[0] = Seeing()
+
+        def forward(self) -> None:
+            for module in [*self.layers[:2], *self.layers[2], *self.layers[3:]]:
+                module()
+
+    for model in (Listed(), copy.deepcopy(Listed())):
+        seen.clear()
+        model()
+        assert seen == ["layers.0", "layers.1", "layers.2.0", "layers.2.1", "layers.3"]
+    assert [name for name, _ in model.named_modules()][2:] == [
+        "layers.0",
+        "layers.1",
+        "layers.2",
+        "layers.2.0",
+        "layers.2.1",
+        "layers.3",
+    ]
+
+
 def test_a_module_is_added_under_a_name_that_is_free() -> None:
     module = Branch()
     module.add_module("last", nn.Linear(2, 2, bias=False))
