@@ -189,28 +189,22 @@ def test_modules_in_a_list_are_found_by_its_name() -> None:
     class Listed(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            inner = nn.ModuleList([Seeing()])
-            self.layers = nn.ModuleList([Seeing(), Seeing(), inner])
-            self.layers.append(Seeing())
-            inner.append(Seeing())
-            self.layers[0] = Seeing()
+            self.layers = nn.ModuleList([Seeing(), nn.ModuleList([Seeing()])])
+            self.layers[1].append(Seeing())
 
         def forward(self) -> None:
-            for module in [*self.layers[:2], *self.layers[2], *self.layers[3:]]:
+            for module in [self.layers[0], *self.layers[1], *self.layers[2:]]:
                 module()
 
-    for model in (Listed(), copy.deepcopy(Listed())):
-        seen.clear()
-        model()
-        assert seen == ["layers.0", "layers.1", "layers.2.0", "layers.2.1", "layers.3"]
-    assert [name for name, _ in model.named_modules()][2:] == [
-        "layers.0",
-        "layers.1",
-        "layers.2",
-        "layers.2.0",
-        "layers.2.1",
-        "layers.3",
-    ]
+    names = ["layers.0", "layers.1.0", "layers.1.1"]
+    model = Listed()
+    model.layers[0], inner = Seeing(), model.layers[1]
+    assert [m._name for m in (model.layers[0], *inner)] == names
+    model.layers.append(Seeing())
+    for called in (model, copy.deepcopy(model)):
+        assert [m._name for m in called.layers[:1]] == ["layers.0"]
+        called()
+    assert seen == [*names, "layers.2"] * 2
 
 
 def test_a_module_is_added_under_a_name_that_is_free() -> None:
