@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from operator import index
 
 from framework.device import Device
@@ -23,13 +24,13 @@ _world: World | None = None
 _starts = 0
 
 
-def init_process_group(backend: str | None = None, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+def init_process_group(backend: str | None = None, timeout: float | timedelta = DEFAULT_TIMEOUT_S) -> None:
     """Brings this rank together with the others that the launcher started.
 
     The ranks are read from the environment, as the launch module, torchrun, mpirun and srun set it. `backend` is `shm` (one
     machine, CPU and CUDA tensors), `nccl` (CUDA tensors, a GPU for each rank) or `mpi` (CPU tensors); None takes, for CUDA
-    tensors, nccl where there are GPUs for all, and otherwise shm on one machine and mpi on several. `timeout`, in seconds,
-    bounds every wait for another rank. The default CUDA device becomes number LOCAL_RANK modulo the number of GPUs.
+    tensors, nccl where there are GPUs for all, and otherwise shm on one machine and mpi on several. `timeout`, in seconds or a
+    timedelta, bounds every wait for another rank. The default CUDA device becomes number LOCAL_RANK modulo the number of GPUs.
 
     Raises DistributedError where the ranks do not find each other, naming those that did not come.
     """
@@ -37,6 +38,8 @@ def init_process_group(backend: str | None = None, timeout: float = DEFAULT_TIME
     if _world is not None:
         raise DistributedError("init_process_group() was called before; destroy_process_group() comes in between")
     backends.check_name(backend)
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
     if not 0 < timeout <= _LONGEST_TIMEOUT_S:
         raise ValueError(
             f"a timeout is a number of seconds above 0 and up to {_LONGEST_TIMEOUT_S:.0f}, not {timeout!r}"

@@ -213,6 +213,8 @@ def test_different_settings_are_told() -> None:
 def test_wrong_calls_are_told() -> None:
     (said,) = run(
         """
+from datetime import timedelta
+
 def told(kind, call):
     try:
         call()
@@ -223,7 +225,8 @@ told(dist.DistributedError, lambda: dist.all_reduce(flow.zeros(1)))
 told(dist.DistributedError, lambda: dist.destroy_process_group())
 told(ValueError, lambda: dist.init_process_group("gloo"))
 told(ValueError, lambda: dist.init_process_group(timeout=0))
-dist.init_process_group(timeout=5)
+told(ValueError, lambda: dist.init_process_group(timeout=timedelta(0)))
+dist.init_process_group(timeout=timedelta(seconds=5))
 told(dist.DistributedError, lambda: dist.init_process_group())
 told(ValueError, lambda: dist.all_reduce(flow.zeros(1), "product"))
 told(ValueError, lambda: dist.all_reduce(flow.tensor([1]), "avg"))
@@ -244,7 +247,8 @@ told(TypeError, lambda: dist.all_gather_object({"a": object()}))
         "init_process_group() has to be called first",
         "no process group to destroy",
         "a backend is one of shm, nccl, mpi",
-        "a timeout is a number of seconds above 0",
+        "a timeout is a number of seconds above 0 and up to 10000000, not 0",
+        "a timeout is a number of seconds above 0 and up to 10000000, not 0.0",
         "was called before",
         "a reduction is one of sum, avg, min, max, not 'product'",
         "avg is for floating-point tensors, not int64",
