@@ -144,8 +144,8 @@ HEAD = "| in a step | MB | ms | GB/s | of a copy's |\n|---|--:|--:|--:|--:|"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures all, and prints each line as soon as it is there."""
     parser = argparse.ArgumentParser(description="What part of a copy's bandwidth Flow's kernels reach.")
-    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
-    parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"], help="default: cuda")
+    parser.add_argument("--batch-size", type=int, default=256, help="images of each normalisation; default: 256")
     parser.add_argument("--runs", type=int, default=10, help="of each, in a row; default: 10")
     asked = parser.parse_args(arguments)
     if asked.batch_size < 1 or asked.runs < 1:

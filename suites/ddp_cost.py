@@ -114,10 +114,10 @@ HEAD = (
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures each batch size, and prints its line as soon as it is there."""
     parser = argparse.ArgumentParser(description="What DistributedDataParallel adds to one rank's step.")
-    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
-    parser.add_argument("--model", default="resnet50")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 8, 16, 64])
-    parser.add_argument("--image-size", type=int, default=224)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: cpu")
+    parser.add_argument("--model", default="resnet50", help="default: resnet50")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 4, 8, 16, 64], help="default: 1 4 8 16 64")
+    parser.add_argument("--image-size", type=int, default=224, help="height and width; default: 224")
     parser.add_argument("--pairs", type=int, default=40, help="blocks of each of the three, at least 2; default: 40")
     parser.add_argument("--steps", type=int, default=5, help="in each block; default: 5")
     asked = parser.parse_args(arguments)
