@@ -127,15 +127,10 @@ def _drawn(flow: Any, device: str, shape: tuple[int, ...]) -> Any:
 
 def row(title: str, moved: Sequence[Moved], copy: Moved) -> str:
     """A line of the table, in Markdown."""
-    nbytes, ms = (
-        sum(one.uses * figure for one, figure in zip(moved, figures, strict=True)) for figures in _columns(moved)
-    )
+    nbytes = sum(one.uses * one.nbytes for one in moved)
+    ms = sum(one.uses * one.ms for one in moved)
     share = (nbytes / ms) / (copy.nbytes / copy.ms)
     return f"| {title} | {nbytes / 1e6:.0f} | {ms:.3f} | {nbytes / ms / 1e6:.0f} | {share:.2f} |"
-
-
-def _columns(moved: Sequence[Moved]) -> tuple[list[int], list[float]]:
-    return [one.nbytes for one in moved], [one.ms for one in moved]
 
 
 HEAD = "| in a step | MB | ms | GB/s | of a copy's |\n|---|--:|--:|--:|--:|"
