@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -104,28 +103,32 @@ class Product:
         """
         pointer, operation = ctypes.c_void_p, self._operation
         layout_a, layout_b, layout_d = operation.layouts
-        # Where the bias lies is part of the description, which other threads use, too.
-        with operation.lock:
-            if bias:
-                _set("MatmulDesc", operation.description, _BIAS_POINTER, pointer(bias))
-            status = self._matmul(
-                operation.handle,
-                operation.description,
-                ctypes.byref(operation.one),
-                pointer(a),
-                layout_a,
-                pointer(b),
-                layout_b,
-                ctypes.byref(operation.zero),
-                pointer(d),
-                layout_d,
-                pointer(d),
-                layout_d,
-                ctypes.byref(self._algorithm),
-                pointer(workspace),
-                ctypes.c_size_t(self.workspace_bytes),
-                pointer(stream),
-            )
+        # Where the bias lies is part of the description: who launches takes one, and others meanwhile make their own.
+        try:
+            description = operation.idle.pop()
+        except IndexError:
+            description = _describe(operation.request)
+        if bias:
+            _set("MatmulDesc", description, _BIAS_POINTER, pointer(bias))
+        status = self._matmul(
+            operation.handle,
+            description,
+            ctypes.byref(operation.one),
+            pointer(a),
+            layout_a,
+            pointer(b),
+            layout_b,
+            ctypes.byref(operation.zero),
+            pointer(d),
+            layout_d,
+            pointer(d),
+            layout_d,
+            ctypes.byref(self._algorithm),
+            pointer(workspace),
+            ctypes.c_size_t(self.workspace_bytes),
+            pointer(stream),
+        )
+        operation.idle.append(description)
         if status:
             raise CublasError("cublasLtMatmul", status)
 
@@ -145,7 +148,8 @@ class _Operation:
         self.one, self.zero = scalar(1), scalar(0)
         self.description = _describe(request)
         self.layouts = [_layout(matrix, request) for matrix in (request.a, request.b, request.d)]
-        self.lock = threading.Lock()
+        # Those that nobody launches with just now.
+        self.idle = [self.description]
 
     def suggestions(self, most: int, workspace_bytes: int) -> list[_Algorithm]:
         """Up to `most` algorithms with no more scratch memory than given, cuBLAS's best guess first."""
@@ -181,10 +185,11 @@ class _Operation:
     # Bound here: at the end of the process a module's names may be gone before its last objects.
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Absent where __init__ failed.
-        if hasattr(self, "layouts") and not _is_finalizing():
+        if hasattr(self, "idle") and not _is_finalizing():
             for layout in self.layouts:
                 _call("cublasLtMatrixLayoutDestroy", layout)
-            _call("cublasLtMatmulDescDestroy", self.description)
+            for description in (self.description, *[other for other in self.idle if other is not self.description]):
+                _call("cublasLtMatmulDescDestroy", description)
 
 
 def product(device: Device, request: Request) -> Product:

@@ -37,7 +37,7 @@ class FakeLibrary:
             setattr(self, f"cublasLt{what}Create", self._create)
             setattr(self, f"cublasLt{what}Destroy", self._destroy)
         self.cublasLtMatrixLayoutSetAttribute = lambda *given: 0
-        self.bias: int | None = None
+        self.biases: dict[int, int] = {}
 
     def cublasLtCreate(self, handle: Any) -> int:
         handle._obj.value = 99
@@ -46,7 +46,7 @@ class FakeLibrary:
     def cublasLtMatmulDescSetAttribute(self, description: Any, name: int, value: Any, size: Any) -> int:
         assert ctypes.sizeof(value._obj) == size.value
         if name == 8:
-            self.bias = value._obj.value
+            self.biases[description.value] = value._obj.value
         return 0
 
     def _create(self, made: Any, *given: Any) -> int:
@@ -128,12 +128,32 @@ def test_operands_scratch_memory_and_stream_are_in_their_places(loaded: Callable
     (product,) = cublas.suggestions(cpu, REQUEST, 8, MIB)
     product.launch(3, 512, 1024, 2048, 4096)
     assert fake.multiplied == [(64, 512, 1024, 2048, 4096, 64, 3)]
-    assert fake.bias is None
+    assert not fake.biases
     product.launch(3, 512, 1024, 2048, 4096, 8192)
-    assert fake.bias == 8192
+    assert list(fake.biases.values()) == [8192]
     fake.status = 15
     with pytest.raises(CublasError, match=r"cublasLtMatmul failed: not supported \(15\)"):
         product.launch(3, 512, 1024, 2048, 4096)
+
+
+def test_a_launch_in_the_middle_of_another_leaves_its_bias_as_it_is(loaded: Callable[..., FakeLibrary]) -> None:
+    fake = loaded((64, 0))
+    (product,) = cublas.suggestions(cpu, REQUEST, 8, MIB)
+    multiply, within = fake.cublasLtMatmul, [16384]
+    biases: list[tuple[int, int]] = []
+
+    def cublasLtMatmul(*given: Any) -> int:
+        # As a finalizer, a signal handler or another thread may, behind where the first has set its bias.
+        while within:
+            product.launch(3, 512, 1024, 2048, 4096, within.pop())
+        biases.append((given[1].value, fake.biases[given[1].value]))
+        return multiply(*given)
+
+    product._matmul = cublasLtMatmul
+    product.launch(3, 512, 1024, 2048, 4096, 8192)
+    (inner, inner_bias), (outer, outer_bias) = biases
+    assert (inner_bias, outer_bias) == (16384, 8192)
+    assert inner != outer
 
 
 def test_a_product_is_made_again_from_its_text(loaded: Callable[..., FakeLibrary]) -> None:
