@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from time import perf_counter
 from typing import Any
 
+from framework.vm.capture import captured
 from framework.vm.launch_past import Launch, LaunchPast, Run
 
 # How many launches a group has at most: the device starts with the first one when the last one has come. Those of fewer than
@@ -293,19 +294,14 @@ class LaunchGroups:
         api = self._api
         if self._recording_stream is None:
             self._recording_stream = api.streamCreateWithFlags(api.streamNonBlocking)
-        stream, graph = self._recording_stream, 0
-        try:
-            try:
-                # Within the `try`, for a handler that raises behind it: the stream would be recorded for ever.
-                api.streamBeginCapture(stream, api.streamCaptureModeRelaxed)
-                for run, key in launches:
-                    run(stream, key)
-            finally:
-                graph = api.streamEndCapture(stream)
+        stream = self._recording_stream
+
+        def issue() -> None:
+            for run, key in launches:
+                run(stream, key)
+
+        with captured(api, stream, issue) as graph:
             return int(api.graphInstantiate(graph))
-        finally:
-            if graph:
-                api.graphDestroy(graph)
 
 
 # Whether streams that are opened from now on group their launches.

@@ -6,7 +6,6 @@ What was found is kept in memory, and on disk for later processes with the same 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
 from time import perf_counter
 
@@ -25,6 +24,7 @@ from framework.kernels.cuda.problem import (
 )
 from framework.vm import OutOfMemoryError, borrowed, cuda, launch_groups
 from framework.vm.array import channels_last_stride
+from framework.vm.capture import captured
 
 # For each kind: the operation's descriptor in cuDNN, and its attributes for convolution, x, weight, y, alpha and beta.
 _OPERATIONS = {
@@ -230,16 +230,14 @@ def _time(plan: Plan, addresses: tuple[int, int, int], scratch: int) -> float:
 def _replayed(plan: Plan, addresses: tuple[int, int, int], stream: int) -> float:
     """Milliseconds of one run in a graph."""
     runtime = cuda.api()
+
+    def issue() -> None:
+        for _ in range(_TIMED_RUNS):
+            plan.run(*addresses)
+
     # What another thread put on the stream meanwhile would be recorded, and run as often as the graph.
-    with launch_groups.alone_on(stream):
-        try:
-            # Within the `try`, for a signal handler that raises behind it: the stream would be recorded for ever.
-            runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
-            for _ in range(_TIMED_RUNS):
-                plan.run(*addresses)
-        finally:
-            graph = runtime.streamEndCapture(stream)
-    executable = runtime.graphInstantiate(graph)
+    with launch_groups.alone_on(stream), captured(runtime, stream, issue) as graph:
+        executable = runtime.graphInstantiate(graph)
     start, stop = runtime.eventCreate(), runtime.eventCreate()
     runtime.graphLaunch(executable, stream)
     runtime.eventRecord(start, stream)
@@ -247,18 +245,10 @@ def _replayed(plan: Plan, addresses: tuple[int, int, int], stream: int) -> float
     runtime.eventRecord(stop, stream)
     runtime.eventSynchronize(stop)
     elapsed = runtime.eventElapsedTime(start, stop) / _TIMED_RUNS
-    _release(
-        (runtime.eventDestroy, start),
-        (runtime.eventDestroy, stop),
-        (runtime.graphExecDestroy, executable),
-        (runtime.graphDestroy, graph),
-    )
+    runtime.eventDestroy(start)
+    runtime.eventDestroy(stop)
+    runtime.graphExecDestroy(executable)
     return float(elapsed)
-
-
-def _release(*held: tuple[Callable[[int], None], int]) -> None:
-    for release, resource in held:
-        release(resource)
 
 
 def _key(problem: Problem, wanted: Settings, device: Device) -> str:

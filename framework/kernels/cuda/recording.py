@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from framework.kernels.cuda import driver
 from framework.vm import cuda, launch_groups
+from framework.vm.capture import captured
 
 # CUgraphNodeType, CUlaunchAttributeID, CUpointer_attribute.
 _KERNEL, FILL = 0, 2
@@ -33,21 +34,12 @@ class Node(NamedTuple):
 
 def recorded(issue: Callable[[], None], stream: int) -> list[Node] | None:
     """What `issue` launches on a stream, none of which is run; None where it is no chain of kernels and fills."""
-    runtime = cuda.api()
     # What another thread put on the stream meanwhile would be recorded, and not run.
-    with launch_groups.alone_on(stream):
+    with launch_groups.alone_on(stream), captured(cuda.api(), stream, issue) as graph:
         try:
-            # Within the `try`, for a signal handler that raises behind it: the stream would be recorded for ever.
-            runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
-            issue()
-        finally:
-            graph = runtime.streamEndCapture(stream)
-    try:
-        nodes = [_node(handle, starts_early) for handle, starts_early in _chain(graph)]
-    except _UnreadableError:
-        return None
-    finally:
-        runtime.graphDestroy(graph)
+            nodes = [_node(handle, starts_early) for handle, starts_early in _chain(graph)]
+        except _UnreadableError:
+            return None
     return None if not nodes or None in nodes else [node for node in nodes if node is not None]
 
 
