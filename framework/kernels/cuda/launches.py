@@ -100,15 +100,13 @@ def record(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> 
     """
     if not recording.is_readable():
         return None
-    # Between the fields of a structure a library leaves what the calls before left there: so twice, and the second counts.
-    recording.recorded(lambda: execute(at), stream)
-    first = recording.recorded(lambda: execute(at), stream)
+    first = _recorded(execute, stream, at)
     if first is None:
         return None
     found: list[Place] | None = None
     for moves in _MOVES:
         moved_at = tuple([address and address + move for address, move in zip(at, moves, strict=False)])
-        moved = recording.recorded(partial(execute, moved_at), stream)
+        moved = _recorded(execute, stream, moved_at)
         if moved is None:
             return None
         if found is None:
@@ -120,6 +118,15 @@ def record(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> 
             if unforeseen is None or not all(_are_of_the_host(old, new) for *_, old, new in unforeseen):
                 return None
     return Launches(first, found or [])
+
+
+def _recorded(execute: Callable[[Addresses], None], stream: int, at: Addresses) -> list[Node] | None:
+    """What `execute` launches, of the second of two calls.
+
+    Between the fields of a structure a library leaves what other calls left on its stack: here always those of the first.
+    """
+    recording.recorded(partial(execute, at), stream)
+    return recording.recorded(partial(execute, at), stream)
 
 
 def _holds_other_memory(nodes: Sequence[Node], found: Sequence[Place]) -> bool:
