@@ -41,6 +41,13 @@ def test_a_run_has_a_line_for_each_kernel_and_the_bytes_that_it_has_to_move(
     assert all(float(row[2]) > 0 for row in rows)
 
 
+def test_images_lie_as_a_networks_do() -> None:
+    flow = pytest.importorskip("framework")
+    images = bandwidth._drawn(flow, "cpu", (2, 4, 3, 5))
+    assert images.shape == (2, 4, 3, 5)
+    assert images.array.is_channels_last
+
+
 @pytest.mark.parametrize("setting", ["--runs 0", "--batch-size 0", "--device tpu"])
 def test_what_cannot_be_measured_is_refused(setting: str, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as refused:
