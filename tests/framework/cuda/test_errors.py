@@ -8,6 +8,7 @@ import types
 import pytest
 
 import framework as flow
+from framework.kernels import cuda as own
 from framework.kernels.cuda import compiler, library, loss
 
 pytest_plugins = ["tests.framework.cuda.fake_api"]
@@ -142,3 +143,10 @@ def test_waiting_for_each_instruction_names_the_one_with_a_bad_target(fake_cuda,
         pytest.raises(ValueError, match=r"^copy_from_pinned\(.*\) in to: cross_entropy: .*12"),
     ):
         flow.tensor([1.0]).pin_memory().to("cuda", non_blocking=True)
+
+
+def test_a_kernel_that_is_missing_is_named_and_not_sought_on_the_host(fake_cuda, monkeypatch) -> None:
+    monkeypatch.delitem(own.table().kernels, "sqrt")
+    here = flow.ones(3).to("cuda")
+    with pytest.raises(AttributeError, match="cuda:0 has no kernel called 'sqrt'"):
+        here.sqrt()

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -126,6 +128,53 @@ def test_a_search_where_everything_is_refused_says_why(monkeypatch, tmp_path) ->
     with pytest.raises(LibraryError, match="cuDNN 1 does not run"):
         _chosen(PROBLEM)
     assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("notes", "behaviour", "settings", "is_allowed"),
+    [
+        ([], [], {}, True),
+        ([4], [], {}, True),
+        ([4], [], {"deterministic": True}, False),
+        ([0], [], {"deterministic": True}, True),
+        ([0], [], {}, True),
+        ([0], [], {"allow_tf32": False}, False),
+        ([], [], {"allow_tf32": False}, True),
+        ([1], [], {}, False),
+        ([], [0], {}, False),
+    ],
+)
+def test_an_engine_is_allowed_by_what_cudnn_notes_of_it(notes, behaviour, settings, is_allowed) -> None:
+    """Numerical notes: 0 it uses tensor cores, 1 it converts to fewer bits, 4 it has other bits at each run; behaviour 0: it compiles."""
+    engine = SimpleNamespace(get=lambda attribute, kind, most: {1303: notes, 1305: behaviour}[attribute])
+    config = SimpleNamespace(get_descriptors=lambda attribute, kind, most: [engine])
+    wanted = replace(Settings(True, False, 256 * MIB, 8), **settings)
+    assert plans._is_allowed(config, PROBLEM, wanted) is is_allowed
+
+
+def test_a_choice_is_kept_for_its_device_its_libraries_its_problem_and_its_settings(monkeypatch) -> None:
+    api, wanted = FakeCudaApi(), Settings(True, False, 256 * MIB, 8)
+    monkeypatch.setattr(plans.cuda, "api", lambda: api)
+    for library in (plans.cudnn, plans.cublas):
+        monkeypatch.setattr(library, "version", lambda: 1)
+
+    def key(problem: Problem = POINTWISE, settings: Settings = wanted) -> str:
+        return plans._key(problem, settings, Device("cuda"))
+
+    keys = [key()]
+    assert key() == keys[0]
+    keys += [key(replace(POINTWISE, stride=(2, 2))), key(replace(POINTWISE, dtype="bfloat16")), key(PROBLEM)]
+    keys += [key(settings=replace(wanted, deterministic=True)), key(settings=replace(wanted, workspace_bytes=MIB))]
+    properties = api.getDeviceProperties(0)
+    for change in ({"name": b"Another"}, {"major": 10}, {"multiProcessorCount": 78}):
+        monkeypatch.setattr(api, "getDeviceProperties", lambda index, change=change: properties | change)
+        keys.append(key())
+    monkeypatch.setattr(api, "driverGetVersion", lambda: 13010)
+    keys.append(key())
+    for library in (plans.cudnn, plans.cublas):
+        monkeypatch.setattr(library, "version", lambda: 2)
+        keys.append(key())
+    assert len(set(keys)) == len(keys) == 12
 
 
 class _Plan(NamedTuple):

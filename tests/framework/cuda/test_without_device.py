@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +14,8 @@ import pytest
 import framework as flow
 from framework.cuda import streams
 from framework.device import Device
+from framework.kernels import cuda as own
+from framework.kernels import reference
 from framework.kernels.cuda import cudnn, disk, launch, library, normalization, normalization_plans
 from framework.vm.array import Layout, channels_last_stride
 
@@ -59,6 +63,31 @@ def test_cuda_is_the_current_device_or_the_one_named(monkeypatch):
         with pytest.raises(ValueError, match="this takes a CUDA device, such as 'cuda:1', or its number; got cpu"):
             held.cuda("cpu")
     assert len(moved) == 6
+
+
+def test_no_kernel_of_the_reference_is_missing():
+    assert sorted(set(reference.TABLE.kernels) - set(own.table().kernels)) == []
+
+
+def test_of_cupy_nothing_is_used_that_could_not_be_captured():
+    """Its arrays, its cuBLAS and its random numbers refuse to work, or allocate, while a stream is captured."""
+    sources = Path(flow.__file__).parent.rglob("*.py")
+    trees = [ast.parse(source.read_text()) for source in sources]
+    taken = {
+        f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    of_cupy = {name for name in taken if name.partition(".")[0] in ("cupy", "cupyx", "cupy_backends")}
+    assert of_cupy == {f"cupy.cuda.{part}" for part in ("runtime", "driver", "nvrtc", "nccl")}
+
+
+def test_settings_start_as_pytorchs():
+    assert flow.backends.CudnnSettings().allow_tf32
+    assert not flow.backends.MatmulSettings().allow_tf32
+    assert flow.backends.CudnnSettings().workspace_bytes == 256 * 2**20
 
 
 def test_a_misspelled_setting_is_refused():

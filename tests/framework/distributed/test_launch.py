@@ -214,6 +214,10 @@ def test_the_first_failure_is_seen_last_and_nothing_is_left(tmp_path: Path, faul
     assert launch.left() == []
 
 
+def test_ranks_have_less_than_ten_seconds_to_end_by_themselves() -> None:
+    assert 0 < rank_processes.GRACE_S < 10
+
+
 LAST_WORDS = {
     # name: (what rank 1 does, what is passed on, what the launcher says last: patterns)
     "a script that does not compile": (
@@ -699,15 +703,22 @@ def test_a_rank_that_the_system_does_not_start_ends_the_others(
 
 
 def test_fifty_launches_leave_nothing(tmp_path: Path) -> None:
-    code = INIT + "dist.all_reduce(flow.ones(1000))\nos.kill(os.getpid(), 9) if sys.argv[1] == '1' and rank else None\n"
+    code = (
+        INIT
+        + "dist.all_reduce(flow.ones(1000))\nprint('port', os.environ['MASTER_PORT'], flush=True)\n"
+        + "os.kill(os.getpid(), 9) if sys.argv[1] == '1' and rank else None\n"
+    )
     before = set(os.listdir("/dev/shm"))
+    ports: set[int] = set()
 
     def launch(number: int) -> tuple[int, list[int]]:
         folder = tmp_path / str(number)
         folder.mkdir()
         # Every fifth is killed.
         one = Launch(folder, code, "--nproc-per-node", "2", script_arguments=("1" if number % 5 == 0 else "0",))
-        return one.finish()[0], one.left()
+        status, out, _ = one.finish()
+        ports.update(int(line.rpartition("port ")[2]) for line in out.splitlines())
+        return status, one.left()
 
     # Some at a time: they must not take each other's ports either.
     with ThreadPoolExecutor(4) as pool:
@@ -715,3 +726,9 @@ def test_fifty_launches_leave_nothing(tmp_path: Path) -> None:
     assert ended == [(137 if number % 5 == 0 else 0, []) for number in range(50)]
     # Other programs of this machine may come and go; ours would carry its own name.
     assert not {name for name in set(os.listdir("/dev/shm")) - before if "flow" in name}
+    assert ports
+    for port in ports:
+        with socket.socket() as other:
+            # Connections that ended a moment ago may linger; who listens would be refused all the same.
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            other.bind(("", port))

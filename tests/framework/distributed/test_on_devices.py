@@ -17,9 +17,12 @@ from framework.distributed.backends import Machines
 from framework.distributed.board import Board
 from framework.distributed.errors import CollectiveError, DistributedError
 from framework.distributed.nccl import NcclGroup
+from framework.distributed.rendezvous import choose_device
 from framework.distributed.staged import StagedGroup
 from framework.vm.runtime import runtime
 from tests.framework.distributed.test_watchdog import Values
+
+pytest_plugins = ["tests.framework.cuda.fake_api"]
 
 IDENTITY = bytes(range(128))
 STREAM = 77
@@ -321,3 +324,18 @@ def test_what_was_asked_for_is_checked_at_the_start() -> None:
         backends.check("nccl", FEW, ["a", "a"])
     with pytest.raises(DistributedError, match="one machine"):
         backends.check("shm", TWO, [None, None])
+
+
+@pytest.mark.parametrize(("local_rank", "index"), [(0, 0), (1, 1), (5, 1), (None, 0)])
+def test_a_ranks_gpu_is_its_local_rank_modulo_their_number(
+    fake_cuda: Any, monkeypatch: pytest.MonkeyPatch, local_rank: int | None, index: int
+) -> None:
+    monkeypatch.setattr(fake_cuda, "deviceGetPCIBusId", lambda index: f"0000:0{index}", raising=False)
+    assert choose_device(local_rank) == f"0000:0{index}"
+    assert flow.empty(3, device="cuda").device == flow.device(f"cuda:{index}")
+    assert fake_cuda.contexts == {index}  # none on a GPU that is another rank's
+
+
+def test_without_a_gpu_a_rank_has_none(fake_cuda: Any) -> None:
+    fake_cuda.count = 0
+    assert choose_device(0) is None
