@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run as a script, from a checkout that is not installed
 
 from flowbench.cell import Case, Cell  # noqa: E402
+from flowbench.judge.compare import judge_document  # noqa: E402
 from flowbench.judge.pairs import matched_samples, ratio_of  # noqa: E402
 from flowbench.judge.stats import process_median  # noqa: E402
 from flowbench.record.document import read_document  # noqa: E402
@@ -53,7 +54,8 @@ def wanted(root: Path) -> dict[Path, str]:
     texts: dict[Path, str] = {}
     for path in documents(root / "reports"):
         document = read_document(path)
-        texts |= {path.with_suffix(suffix): render(document, form) for suffix, form in TEXTS}
+        verdicts = judge_document(document) if document.comparison else None
+        texts |= {path.with_suffix(suffix): render(document, form, comparison=verdicts) for suffix, form in TEXTS}
     readme = root / "README.md"
     made = MARKED.sub(lambda found: found[1] + figures(root, found[2]) + found[4], readme.read_text())
     texts[readme] = QUOTED.sub(lambda found: found[1] + quotation(root / found[2]) + found[4], made)

@@ -15,6 +15,7 @@ from flowbench.cell import Case, Cell
 from flowbench.record import run
 from flowbench.record.document import document_text
 from flowbench.record.sample import Memory, RankSample, Sample
+from tests.flowbench.judge.sittings import sitting
 
 ROOT = Path(__file__).parent.parent
 _spec = importlib.util.spec_from_file_location("update", ROOT / "reports" / "update.py")
@@ -93,6 +94,15 @@ def test_a_document_that_is_dropped_into_a_folder_gets_its_texts_its_table_and_i
     quoted = quotation.removeprefix("```\n").removesuffix("```\n")
     assert made[folder / "run.txt"].startswith(quoted)
     assert quoted.count("Relative speed: ") == 1
+
+
+def test_the_texts_of_a_comparison_have_its_verdicts(tmp_path: Path):
+    (tmp_path / "reports").mkdir()
+    (tmp_path / "reports" / "compared.json").write_text(document_text(sitting({"head": 1.1})))
+    (tmp_path / "README.md").write_text("")
+    made = update.wanted(tmp_path)
+    headline = made[tmp_path / "reports" / "compared.md"].splitlines()[0]
+    assert headline.startswith("**1 of 2 cells slower"), headline
 
 
 def test_a_run_on_a_gpu_shows_the_hosts_times_and_the_allocators_peaks(document: run.RunDocument):
