@@ -10,12 +10,12 @@ import click
 
 import flowbench
 from flowbench.commands.limits import limits_text as read_limits
+from flowbench.commands.noise import sure_floors
 from flowbench.commands.running import OUT, check_place, interruptible, write_reports
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document, matched_sides
 from flowbench.judge.documents import judge_documents
 from flowbench.judge.explanation import worse_cells
-from flowbench.judge.false_alarms import LEAST_SITTINGS
 from flowbench.judge.limits import cell_name, check_limits, check_patterns, parse_limits
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.comparison_session import Place, run_comparison
@@ -189,8 +189,7 @@ def _compared(
 
 def _planned(request: Request, command: Sequence[str], base: Side, head: Side) -> RunDocument:
     known = read_floors(read_machine())
-    floors = {name: floor.floor for name, floor in known.items() if floor.sittings >= LEAST_SITTINGS}
-    return with_false_alarms(plan_comparison(request, command, base, head, floors), known.values())
+    return with_false_alarms(plan_comparison(request, command, base, head, sure_floors(known)), known.values())
 
 
 def _resumed(path: Path, request: Request, base: Side, head: Side) -> RunDocument:
@@ -248,7 +247,7 @@ def _compare_documents(
         text = render(one, "console", comparison=comparison, style=style).rstrip("\n")
         return comparison, "\n".join([text, *why(comparison)])
     other = read_document(head)
-    comparison = judge_documents(one, other, force=force)
+    comparison = judge_documents(one, other, force=force, noise_floors=sure_floors(read_floors(one.machine)))
     if comparison.differences and not force:
         raise FlowbenchError(
             f"{base} and {head} were measured on unlike machines ({'; '.join(comparison.differences)}): measure both sides in"

@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from flowbench.commands.noise import sure_floors
 from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import judge_document
 from flowbench.judge.documents import judge_documents
@@ -14,6 +15,7 @@ from flowbench.judge.series import Series
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.record import store
 from flowbench.record.document import read_document
+from flowbench.record.noise import read_floors
 from flowbench.record.run import RunDocument
 from flowbench.report import BINARY, render, render_bytes
 from flowbench.report.style import SPECIAL, Style
@@ -107,7 +109,7 @@ def _comparison(document: RunDocument, path: Path, base: Path | None) -> Compari
             raise FlowbenchError(
                 f"{place} is a sitting of two sides already, expected ordinary runs to compare: leave the base out"
             )
-    return judge_documents(other, document)
+    return judge_documents(other, document, noise_floors=sure_floors(read_floors(other.machine)))
 
 
 def _write(output: Path, content: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowbench.cell import Case, Cell
@@ -108,21 +108,21 @@ def evidence_of(document: RunDocument, match: Matched) -> Evidence:
     return Evidence(
         sampling=tuple(ratio for pair, ratio in ratios if pair < first_confirming),
         confirming=tuple(ratio for pair, ratio in ratios if pair >= first_confirming),
-        margin=margin_of(plan, match).size,
+        margin=margin_of(match, plan.least_margin, plan.noise_floors).size,
     )
 
 
-def margin_of(plan: SidesCompared, match: Matched) -> Margin:
-    """The larger of the least margin and what the same commit has shown against itself on this machine."""
-    floor = plan.noise_floors.get(f"{match.engine}/{match.case.key}")
+def margin_of(match: Matched, least_margin: float, noise_floors: Mapping[str, float]) -> Margin:
+    """The larger of the least margin and what the same commit has shown against itself on this machine, by `ENGINE/CASE`."""
+    floor = noise_floors.get(f"{match.engine}/{match.case.key}")
     if floor is None:
         return Margin(
-            plan.least_margin,
+            least_margin,
             "the least one; flowbench aa has not measured this cell's noise here (in enough sittings)",
         )
-    if floor > plan.least_margin:
+    if floor > least_margin:
         return Margin(floor, f"the noise floor measured on this machine, {percent(floor)}")
-    return Margin(plan.least_margin, f"the least one; the noise floor measured on this machine is {percent(floor)}")
+    return Margin(least_margin, f"the least one; the noise floor measured on this machine is {percent(floor)}")
 
 
 def is_case_precise(document: RunDocument, case: Case) -> bool:
@@ -197,7 +197,7 @@ def _time_of(document: RunDocument, match: Matched, judged: Judgement | None) ->
             None if single else math.exp(judged.mean.high),
         ),
         pairs=len(match.pairs),
-        margin=margin_of(plan, match),
+        margin=margin_of(match, plan.least_margin, plan.noise_floors),
         sign_flip_p=judged.sign_flip_p,
         p=judged.p,
         adjusted_p=judged.adjusted_p,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from flowbench.cell import Case, Cell
-from flowbench.judge.compare import STEP_TIME, Matched, label_of, missing_verdict, overall_of
+from flowbench.judge.compare import STEP_TIME, Matched, label_of, margin_of, missing_verdict, overall_of
 from flowbench.judge.inference import Mean, beyond, difference_of, holm
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import matched_samples, ratio_to_reference
@@ -22,22 +22,29 @@ from flowbench.record.sample import Sample
 NOT_COMPARABLE = "not comparable"
 
 
-def judge_documents(base: RunDocument, head: RunDocument, force: bool = False) -> ComparisonSet:
+def judge_documents(
+    base: RunDocument, head: RunDocument, force: bool = False, noise_floors: Mapping[str, float] | None = None
+) -> ComparisonSet:
     """The verdicts from one document to the other. On unlike machines nothing is judged: every verdict is `unclear`.
 
     `differences` says in which fields the machines differ; `force` marks what is shown all the same as not comparable.
     Times are compared relative to the reference of each document; without one, or with another version of it, a slower machine
-    and a slower engine look the same, and no time is judged.
+    and a slower engine look the same, and no time is judged. `noise_floors` are those known of the machine, by `ENGINE/CASE`;
+    where a document has larger ones, these count.
     """
     differences = tuple(base.machine.differences(head.machine))
     times: list[Comparison] = []
     memory: list[Comparison] = []
     matches = list(_matches(base, head))
     means = {index: mean for index, match in enumerate(matches) if (mean := _change(base, head, match)) is not None}
-    adjusted = dict(zip(means, holm([beyond(mean, math.log1p(LEAST_MARGIN)) for mean in means.values()]), strict=True))
+    floors = _largest([noise_floors or {}, *(one.comparison.noise_floors for one in (base, head) if one.comparison)])
+    margins = [margin_of(match, LEAST_MARGIN, floors) for match in matches]
+    ps = [beyond(mean, math.log1p(margins[index].size)) for index, mean in means.items()]
+    adjusted = dict(zip(means, holm(ps), strict=True))
     why_not = _why_no_times(base, head)
     for index, match in enumerate(matches):
-        time = _time_of(base, head, match, means.get(index), adjusted.get(index, 1.0), len(means), why_not)
+        tested = _Tested(margins[index], means.get(index), adjusted.get(index, 1.0), len(means))
+        time = _time_of(base, head, match, tested, why_not)
         times.append(time)
         memory += _memory_of(base, head, match, time)
     comparisons = (*times, *memory)
@@ -55,6 +62,24 @@ def judge_documents(base: RunDocument, head: RunDocument, force: bool = False) -
         interleaved=False,
         differences=differences,
     )
+
+
+@dataclass(frozen=True)
+class _Tested:
+    """The change of one of `cells` cells, None where it has none, the margin it is tested against, and p after Holm."""
+
+    margin: Margin
+    mean: Mean | None
+    adjusted_p: float
+    cells: int
+
+
+def _largest(floors: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for one in floors:
+        for cell, floor in one.items():
+            largest[cell] = max(floor, largest.get(cell, floor))
+    return largest
 
 
 def _why_no_times(base: RunDocument, head: RunDocument) -> str | None:
@@ -104,15 +129,7 @@ def _good(document: RunDocument, cell: Cell | None) -> tuple[Sample, ...]:
     return samples if all(sample.status == "ok" for sample in samples) else ()
 
 
-def _time_of(
-    base: RunDocument,
-    head: RunDocument,
-    match: Matched,
-    mean: Mean | None,
-    adjusted: float,
-    cells: int,
-    why_not: str | None,
-) -> Comparison:
+def _time_of(base: RunDocument, head: RunDocument, match: Matched, tested: _Tested, why_not: str | None) -> Comparison:
     ours, theirs = _good(base, match.base), _good(head, match.head)
     label = label_of(base if match.base else head, match.case)
     bare = Comparison(match.case, match.engine, label, STEP_TIME, Verdict.UNCLEAR, "", tags=("different sittings",))
@@ -122,8 +139,9 @@ def _time_of(
         verdict, reason = missing_verdict(match, one, other, "its document has no sample of it")
         return replace(bare, verdict=verdict, reason=reason)
     verdict, reason = Verdict.UNCLEAR, why_not or "a side has no pair with its reference"
+    mean = tested.mean
     if mean is not None and why_not is None:
-        verdict, reason = _verdict(mean, adjusted, cells)
+        verdict, reason = _verdict(mean, tested)
     pairs = [_relative_times(document, cell) for document, cell in ((base, match.base), (head, match.head))]
     base_speed, head_speed = ratio_to_reference(base, match.base), ratio_to_reference(head, match.head)
     single = mean is None or mean.count < 2
@@ -139,9 +157,9 @@ def _time_of(
             math.exp(mean.mean), None if single else math.exp(mean.low), None if single else math.exp(mean.high)
         ),
         pairs=min(map(len, pairs)),
-        margin=Margin(LEAST_MARGIN, "the least one: the noise between sittings is not known"),
-        p=None if mean is None else beyond(mean, math.log1p(LEAST_MARGIN)),
-        adjusted_p=None if mean is None else adjusted,
+        margin=tested.margin,
+        p=None if mean is None else beyond(mean, math.log1p(tested.margin.size)),
+        adjusted_p=None if mean is None else tested.adjusted_p,
         base_relative_speed=base_speed.geometric_mean if base_speed else None,
         head_relative_speed=head_speed.geometric_mean if head_speed else None,
         base_relative_interval=base_speed.interval if base_speed else None,
@@ -149,21 +167,18 @@ def _time_of(
     )
 
 
-def _verdict(mean: Mean, adjusted: float, cells: int) -> tuple[Verdict, str]:
-    margin = math.log1p(LEAST_MARGIN)
+def _verdict(mean: Mean, tested: _Tested) -> tuple[Verdict, str]:
+    margin, size = math.log1p(tested.margin.size), percent(tested.margin.size)
     direction = Verdict.SLOWER if mean.mean > 0 else Verdict.FASTER
     if mean.count < 2:
         return Verdict.UNCLEAR, "one pair has no spread to judge it by"
-    if adjusted <= LEVEL:
-        return direction, f"relative to the reference, the interval lies wholly beyond {percent(LEAST_MARGIN)}"
+    if tested.adjusted_p <= LEVEL:
+        return direction, f"relative to the reference, the interval lies wholly beyond {size}"
     if beyond(mean, margin) <= LEVEL:
-        return Verdict.UNCLEAR, by_chance(direction, cells)
+        return Verdict.UNCLEAR, by_chance(direction, tested.cells)
     if -margin <= mean.low and mean.high <= margin:
-        return Verdict.SAME, f"relative to the reference, the interval lies within ±{percent(LEAST_MARGIN)}"
-    return (
-        Verdict.UNCLEAR,
-        f"relative to the reference, the interval neither lies within ±{percent(LEAST_MARGIN)} nor beyond",
-    )
+        return Verdict.SAME, f"relative to the reference, the interval lies within ±{size}"
+    return Verdict.UNCLEAR, f"relative to the reference, the interval neither lies within ±{size} nor beyond"
 
 
 def _memory_of(base: RunDocument, head: RunDocument, match: Matched, time: Comparison) -> Iterator[Comparison]:

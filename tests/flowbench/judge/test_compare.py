@@ -261,6 +261,20 @@ def test_documents_are_compared_by_their_references() -> None:
     assert not slower.interleaved
 
 
+def test_between_documents_a_change_below_the_noise_floor_does_not_count() -> None:
+    base, head = (plain({"flow-eager": ms, "torch-eager": 120.0}) for ms in (100.0, 110.0))
+    cell = f"flow-eager/{CASE.key}"
+    time = time_of(judge_documents(base, head, noise_floors={cell: 0.12}))
+    assert (time.verdict, time.reason) == (Verdict.SAME, "relative to the reference, the interval lies within ±12 %")
+    assert str(time.margin).count("the noise floor measured on this machine, 12 %")
+    assert time_of(judge_documents(base, head, noise_floors={cell: 0.099})).verdict is Verdict.UNCLEAR
+    assert time_of(judge_documents(base, head, noise_floors={cell: 0.005})).verdict is Verdict.SLOWER
+    assert time_of(judge_documents(base, head, noise_floors={"another": 0.12})).verdict is Verdict.SLOWER
+    known = sitting({"head": 1.1}, floors={cell: 0.2})  # as it was when that was measured
+    for one, other in ((base, known), (known, base)):
+        assert time_of(judge_documents(one, other, noise_floors={cell: 0.05})).margin.size == 0.2  # type: ignore[union-attr]
+
+
 def test_what_one_cell_alone_would_show_is_told_where_there_are_more() -> None:
     base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
     barely = plain({"flow-eager": 101.47, "torch-eager": 120.0})

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from flowbench import cli, report
-from flowbench.commands import reporting, running
+from flowbench.commands import comparing, reporting, running
 from flowbench.commands.comparing import with_false_alarms
 from flowbench.errors import FlowbenchError
+from flowbench.measure.plan import Request
 from flowbench.record.document import document_text, read_document
-from flowbench.record.noise import NoiseFloor
+from flowbench.record.noise import NoiseFloor, keep_floor
 from flowbench.report.style import Style
 from flowbench.report.words import memory_ratio
 
@@ -305,6 +306,22 @@ def test_a_base_makes_it_a_report_of_what_changed(flowbench: Callable, tmp_path:
     assert out.startswith("**No verdict: ")
     assert "was measured on another machine" in out
     assert "cpu_model" in out
+
+
+def test_documents_are_compared_and_reported_with_the_noise_floor_of_their_machine(
+    run_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    document, output = read_document(run_file), tmp_path / "report.json"
+    for sittings, margin in ((9, 0.01), (10, 0.5)):
+        for cell in document.cells:
+            floor = NoiseFloor(f"{cell.engine}/{cell.case.key}", 0.5, sittings, 0, "2026-11-29T10:00:00Z")
+            keep_floor(document.machine, floor)
+        _, text = comparing.compare(str(run_file), str(run_file), Request(), None, ())
+        assert text.startswith("All 4 cells as fast") == (margin == 0.5), "pairs differ by some per cent"
+        reporting.report(run_file, run_file, "json", None, None, output)
+        changes = json.loads(output.read_text())["changes"]["comparisons"]
+        assert {one["margin"]["size"] for one in changes if one["quantity"]["name"] == "step time"} == {margin}
 
 
 def test_a_sitting_of_two_sides_is_judged_by_itself_and_takes_no_base(
