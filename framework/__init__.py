@@ -1,6 +1,8 @@
 """Flow: a small eager deep-learning framework. Use it as `import framework as flow`."""
 
-from framework import backends, cpu, cuda, distributed, models, nn, optim
+import sys
+
+from framework import absent, backends, cpu, cuda, distributed, models, nn, optim
 from framework.autograd import enable_grad, is_grad_enabled, no_grad
 from framework.creation import arange, empty, from_numpy, full, ones, rand, randn, tensor, zeros, zeros_like
 from framework.device import Device as device
@@ -87,3 +89,6 @@ __all__ = [
     "zeros",
     "zeros_like",
 ]
+
+_rooms = (backends, cpu, cuda, distributed, models, nn, nn.functional, nn.init, nn.parallel, optim)
+absent.explain(sys.modules[__name__], _rooms)

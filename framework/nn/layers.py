@@ -151,9 +151,7 @@ class BatchNorm2d(Module):
         if not as_one:
             if _is_as_made(self) or _takes_residual(self.forward):
                 return self(convolution(x), residual=residual, relu=relu)
-            y = self(convolution(x))
-            y = y if residual is None else ops.add(y, residual)
-            return ops.relu(y) if relu else y
+            return super().after(convolution, x, residual=residual, relu=relu)
         y = ops.conv2d_batch_norm(
             x,
             convolution.weight,

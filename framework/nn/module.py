@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from framework.autograd import no_grad
 from framework.creation import tensor
+from framework.destination import destination
 from framework.device import Device, DeviceLike, cuda_device
-from framework.dtype import DType
+from framework.dtype import DType, float32, float64
 from framework.nn.parameter import Parameter
 from framework.tensor import Tensor
 from framework.vm import scope
@@ -82,6 +83,25 @@ class Module:
         finally:
             here.frame = scope.current = outer
 
+    def after(
+        self,
+        convolution: Module,
+        x: Tensor,
+        *,
+        residual: Tensor | None = None,
+        shortcut: Module | None = None,
+        relu: bool = False,
+    ) -> Tensor:
+        """self(convolution(x)), to which a residual is added, past its shortcut, and a ReLU applied, one after the other.
+
+        By this a block runs whatever stands in the place of its normalisation; that of `BatchNorm2d` does all at once.
+        """
+        if shortcut is not None:
+            residual = shortcut(residual)
+        y = self(convolution(x))
+        y = y if residual is None else y + residual
+        return y.relu() if relu else y
+
     # ---- its parts
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -138,11 +158,19 @@ class Module:
             )
         setattr(self, name, module)
 
-    def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
-        """This module and all inside it, with dotted names."""
+    def named_modules(self, prefix: str = "", *, remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
+        """This module and all inside it, with dotted names; one that is there twice comes once, by its first name."""
+        seen: set[int] = set()
+        for name, module in self._places(prefix):
+            if not remove_duplicate or id(module) not in seen:
+                seen.add(id(module))
+                yield name, module
+
+    def _places(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
+        """This module and all inside it by every name they have."""
         yield prefix, self
         for name, module in self._modules.items():
-            yield from module.named_modules(f"{prefix}.{name}" if prefix else name)
+            yield from module._places(f"{prefix}.{name}" if prefix else name)
 
     def modules(self) -> Iterator[Module]:
         """This module and all inside it."""
@@ -190,44 +218,67 @@ class Module:
 
     # ---- what one does with all of it
 
-    def apply(self, function: Callable[[Module], None]) -> Module:
+    def apply(self, function: Callable[[Module], None]) -> Self:
         """Calls `function` on each module inside, then on this one."""
         for module in self.children():
             module.apply(function)
         function(self)
         return self
 
-    def train(self, mode: bool = True) -> Module:
+    def train(self, mode: bool = True) -> Self:
         """Sets training mode here and inside; `eval()` is its opposite."""
         for module in self.modules():
             module.training = mode
         return self
 
-    def eval(self) -> Module:
+    def eval(self) -> Self:
         """Sets inference mode here and inside."""
         return self.train(False)
 
-    def zero_grad(self) -> None:
-        """Drops every parameter's gradient."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops every parameter's gradient, or fills it with 0 in place."""
         for parameter in self.parameters():
-            parameter.grad = None
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                parameter.grad.zero_()
 
-    def requires_grad_(self, requires_grad: bool = True) -> Module:
+    def float(self) -> Self:
+        """Converts floating-point parameters and buffers to float32."""
+        return self.to(float32)
+
+    def double(self) -> Self:
+        """Converts floating-point parameters and buffers to float64."""
+        return self.to(float64)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Sets whether the parameters want gradients."""
         for parameter in self.parameters():
             parameter.requires_grad_(requires_grad)
         return self
 
-    def to(self, target: DType | Device | str) -> Module:
-        """Moves parameters and buffers to a device, or converts those of floats to an element type, in place.
+    def to(
+        self,
+        target: DType | Device | str | Tensor | None = None,
+        dtype: DType | None = None,
+        *,
+        device: Device | str | None = None,
+        non_blocking: bool = False,
+    ) -> Self:
+        """Moves parameters and buffers to a device, converts those of floats to an element type, or both, in place.
 
-        What changes loses its gradient; what is so already keeps it.
+        What changes loses its gradient; what is so already keeps it. `non_blocking` and a tensor as target are as in
+        `Tensor.to`. Raises TypeError for a type that is not of floats.
         """
+        where, kind = destination(target, dtype, device)
+        if kind is not None and not kind.is_floating:
+            raise TypeError(f"a module's floating-point parts become those of another floating-point type, not {kind}")
         for _, held in (*self.named_parameters(), *self.named_buffers()):
-            if isinstance(target, DType) and not held.dtype.is_floating:
+            wanted = kind if held.dtype.is_floating else None
+            if where is None and wanted is None:
                 continue
             with no_grad():
-                converted = held.detach().to(target).array
+                converted = held.detach().to(where, wanted, non_blocking=non_blocking).array
             if converted is held.array:
                 continue
             if isinstance(held, Parameter):
@@ -237,18 +288,19 @@ class Module:
             held.grad = None
         return self
 
-    def cuda(self, device: DeviceLike = None) -> Module:
+    def cuda(self, device: DeviceLike = None) -> Self:
         """Moves parameters and buffers to a CUDA device: the current one, or that of a name or number."""
         return self.to(cuda_device(device))
 
-    def cpu(self) -> Module:
+    def cpu(self) -> Self:
         """Moves parameters and buffers to the CPU."""
         return self.to("cpu")
 
     def state_dict(self) -> dict[str, Tensor]:
         """Parameters and buffers by dotted name, sharing memory with the module."""
         state: dict[str, Tensor] = {}
-        for prefix, module in self.named_modules():
+        # What is shared has an entry for each of its names.
+        for prefix, module in self._places():
             for name, held in (*module._parameters.items(), *module._buffers.items()):
                 if held is not None:
                     state[f"{prefix}.{name}" if prefix else name] = held.detach()

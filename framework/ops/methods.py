@@ -6,30 +6,35 @@ from typing import Any
 
 import numpy as np
 
+from framework.destination import destination
 from framework.device import Device, DeviceLike, cuda_device
 from framework.device import cpu as host
-from framework.dtype import ALL, DType, by_name
+from framework.dtype import DType, float32, float64, int64
 from framework.ops import elementwise, inplace, linear, reduction, view
 from framework.tensor import Tensor
 from framework.vm import pinned
 
-_TYPE_NAMES = {dtype.name for dtype in ALL}
 
-
-def to(a: Tensor, target: DType | Device | str, *, non_blocking: bool = False) -> Tensor:
-    """a in another element type, or on another device; itself where nothing changes.
+def to(
+    a: Tensor,
+    target: DType | Device | str | Tensor | None = None,
+    dtype: DType | None = None,
+    *,
+    device: Device | str | None = None,
+    non_blocking: bool = False,
+) -> Tensor:
+    """a on another device, in another element type, or both; itself where nothing changes. A tensor as target gives both.
 
     `non_blocking` lets a copy from pinned memory to a device go on beside the host. Whatever uses the copy comes after it,
     and so does whoever writes to `a` by an operation, or takes its values by `numpy()`, from then on.
     """
-    if isinstance(target, DType):
-        return view.convert_to(a, target)
-    if isinstance(target, str) and target in _TYPE_NAMES:
-        raise TypeError(f"to() takes an element type as an object: pass {by_name(target)!r}, not {target!r}")
-    device = Device(target)
-    if device is a.device:
-        return a
-    return view.move_to(a, device, non_blocking=non_blocking)
+    where, kind = destination(target, dtype, device)
+    # The host has not all kernels that devices have: a type that it only keeps is left before a tensor comes, and met after.
+    if kind is not None and where is host:
+        a, kind = view.convert_to(a, kind), None
+    if where is not None and where is not a.device:
+        a = view.move_to(a, where, non_blocking=non_blocking)
+    return a if kind is None else view.convert_to(a, kind)
 
 
 def cuda(a: Tensor, device: DeviceLike = None, non_blocking: bool = False) -> Tensor:
@@ -40,6 +45,26 @@ def cuda(a: Tensor, device: DeviceLike = None, non_blocking: bool = False) -> Te
 def cpu(a: Tensor) -> Tensor:
     """a on the CPU; itself where it is there."""
     return to(a, host)
+
+
+def to_float(a: Tensor) -> Tensor:
+    """a as float32; itself where it is."""
+    return to(a, float32)
+
+
+def to_double(a: Tensor) -> Tensor:
+    """a as float64; itself where it is."""
+    return to(a, float64)
+
+
+def to_long(a: Tensor) -> Tensor:
+    """a as int64; itself where it is."""
+    return to(a, int64)
+
+
+def dim(a: Tensor) -> int:
+    """The number of dimensions."""
+    return a.ndim
 
 
 def pin_memory(a: Tensor) -> Tensor:
@@ -104,6 +129,10 @@ METHODS = {
     "clone": view.clone,
     "contiguous": view.contiguous,
     "to": to,
+    "float": to_float,
+    "double": to_double,
+    "long": to_long,
+    "dim": dim,
     "cuda": cuda,
     "cpu": cpu,
     "pin_memory": pin_memory,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import framework as flow
+from framework.destination import destination
 from framework.dtype import ALL, by_name
 
 
@@ -152,7 +155,7 @@ def test_types_and_devices_are_one_object_each_also_after_a_journey() -> None:
 
 
 def test_what_is_no_device_is_refused() -> None:
-    for given in (0, None, np.float32, flow.zeros(1)):
+    for given in (0.0, True, np.float32, np.zeros(1)):
         with pytest.raises(TypeError, match="a device is given by its name, such as 'cpu' or 'cuda:1'; got"):
             flow.zeros(1).to(given)
     for name in ("gpu", "cuda:x", "cuda:-1", "cuda:²"):
@@ -237,3 +240,45 @@ def test_formats() -> None:
     assert f"{flow.tensor([2.5])}" == "tensor([2.5])"
     with pytest.raises(ValueError, match=r"one element; this one has shape \[2\]"):
         f"{flow.ones(2):.3f}"
+
+
+def test_to_takes_a_device_a_type_or_both_as_pytorch_spells_them() -> None:
+    a = flow.ones(2, requires_grad=True)
+    double = flow.zeros(1, dtype=flow.float64)
+    for converted in (
+        a.to(flow.float64),
+        a.to("cpu", flow.float64),
+        a.to(flow.device("cpu"), flow.float64, non_blocking=True),
+        a.to(device="cpu", dtype=flow.float64),
+        a.to(flow.float64, device="cpu"),
+        a.to(double),
+        a.double(),
+    ):
+        assert converted.dtype is flow.float64
+        converted.sum().backward()
+    assert a.grad.tolist() == [7, 7]
+    assert all(b is a for b in (a.to("cpu"), a.to(device="cpu"), a.to(flow.float32), a.to(a), a.float()))
+    assert a.detach().long().dtype is flow.int64
+
+
+def test_a_number_is_that_of_a_cuda_device() -> None:
+    assert destination(1, None, None) == (flow.device("cuda:1"), None)
+    assert destination(None, flow.float64, 0) == (flow.device("cuda:0"), flow.float64)
+
+
+@pytest.mark.parametrize(
+    ("given", "named", "said"),
+    [
+        ((), {}, "or both; got neither"),
+        ((None,), {}, "or both; got neither"),
+        ((flow.float32, flow.float64), {}, "got two types, flow.float32 and flow.float64"),
+        (("cpu",), {"device": "cpu"}, "to() takes one device; got 'cpu' and 'cpu'"),
+        (("cpu", "float64"), {}, "such as flow.float32; got 'float64'"),
+        (("cpu", True), {}, "such as flow.float32; got True"),
+        (([1],), {}, "a device is given by its name, such as 'cpu' or 'cuda:1'; got [1]"),
+    ],
+)
+def test_to_says_what_it_takes(given: tuple[Any, ...], named: dict[str, Any], said: str) -> None:
+    for one in (flow.ones(1), flow.nn.Linear(1, 1)):
+        with pytest.raises(TypeError, match=re.escape(said)):
+            one.to(*given, **named)

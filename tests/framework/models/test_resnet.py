@@ -70,6 +70,26 @@ def test_a_torch_tensor_loads_as_it_is() -> None:
     np.testing.assert_array_equal(layer.weight.detach().numpy(), theirs.weight.detach().numpy())
 
 
+@pytest.mark.parametrize("place", ["Identity", "Sequential"])
+def test_any_module_may_stand_in_the_place_of_a_normalisation(place: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    torchvision = pytest.importorskip("torchvision", reason="compares with torchvision")
+    flow.manual_seed(4)
+    model, theirs = flow.models.resnet18(num_classes=3), torchvision.models.resnet18(num_classes=3)
+    for net, nn in (model, flow.nn), (theirs, torch.nn):
+        net.layer1[1].bn2 = getattr(nn, place)()
+        net.layer2[0].bn2 = getattr(nn, place)()
+        net.bn1 = getattr(nn, place)()
+    theirs.load_state_dict({name: torch.from_numpy(held.numpy()) for name, held in model.state_dict().items()})
+    images = flow.randn(2, 3, 32, 32).double()
+    logits, wanted = model.double()(images), theirs.double()(torch.from_numpy(images.numpy()))
+    np.testing.assert_allclose(logits.detach().numpy(), wanted.detach().numpy(), rtol=1e-6)
+    logits.sum().backward()
+    wanted.sum().backward()
+    grad, wanted_grad = model.conv1.weight.grad.numpy(), theirs.conv1.weight.grad.numpy()
+    assert np.linalg.norm(grad - wanted_grad) < 1e-6 * np.linalg.norm(wanted_grad)
+
+
 def test_convolutions_start_as_he_et_al_have_it_and_normalisation_as_the_identity() -> None:
     flow.manual_seed(5)
     model = flow.models.resnet18()

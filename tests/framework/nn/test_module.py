@@ -45,6 +45,48 @@ def test_a_shared_parameter_comes_once_and_is_saved_under_both_names() -> None:
     assert "rest.1.weight" in module.state_dict()
 
 
+def test_a_shared_module_comes_once_and_is_saved_under_both_names() -> None:
+    shared = nn.Linear(2, 2, bias=False)
+    module = nn.Sequential(shared, nn.ReLU(), shared)
+    assert [name for name, _ in module.named_modules("net")] == ["net", "net.0", "net.1"]
+    assert [name for name, _ in module.named_modules(remove_duplicate=False)] == ["", "0", "1", "2"]
+    assert sum(m is shared for m in module.modules()) == 1
+    assert list(module.state_dict()) == ["0.weight", "2.weight"]
+    other = nn.Sequential(nn.Linear(2, 2, bias=False), nn.ReLU(), nn.Linear(2, 2, bias=False))
+    other.load_state_dict(module.state_dict())
+    assert other[2].weight.tolist() == shared.weight.tolist()
+
+
+def test_to_takes_a_device_and_a_type_as_pytorch_spells_them() -> None:
+    for module in (
+        Branch().to("cpu", flow.float64),
+        Branch().to(dtype=flow.float64, device="cpu", non_blocking=True),
+        Branch().to(flow.ones(1, dtype=flow.float64)),
+        Branch().double(),
+    ):
+        assert {held.dtype for held in module.state_dict().values()} == {flow.float64}
+        assert module.float() is module
+        assert {held.dtype for held in module.state_dict().values()} == {flow.float32}
+    norm = nn.BatchNorm2d(2).to(flow.float64)
+    assert norm.num_batches_tracked.dtype is flow.int64
+    with pytest.raises(TypeError, match=r"another floating-point type, not flow\.int64"):
+        norm.to(flow.int64)
+
+
+def test_gradients_are_dropped_or_filled_with_zeros() -> None:
+    module = nn.Linear(2, 1)
+    for set_to_none in (False, True):
+        module(flow.ones(1, 2)).sum().backward()
+        held = module.weight.grad
+        module.zero_grad(set_to_none=set_to_none)
+        assert module.weight.grad is (None if set_to_none else held)
+    assert held.tolist() == [[1, 1]]
+    module(flow.ones(1, 2)).sum().backward()
+    module.weight.grad, kept = None, module.bias.grad
+    module.zero_grad(set_to_none=False)
+    assert (module.weight.grad, module.bias.grad is kept, kept.tolist()) == (None, True, [0])
+
+
 def test_what_is_replaced_is_filed_anew() -> None:
     module = Branch()
     module.first = None

@@ -1,0 +1,65 @@
+"""What Flow says where it is asked for a name that it has not, such as one of PyTorch's: what is there, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+_MOST_NAMES = 20
+_NO_OPTIMIZER = "flow.optim.SGD is the one optimizer"
+_NUMPY = "draw them by NumPy and pass them to flow.tensor()"
+_PICKLE = "pickle.dump() and pickle.load() keep what state_dict() gives"
+_WAYS_OUT = {
+    "flow.as_tensor": "flow.tensor() copies",
+    "flow.bool": "flow.bool_ is the element type",
+    "flow.compile": "leave it out",
+    "flow.cuda.manual_seed": "flow.manual_seed() is for all devices",
+    "flow.cuda.manual_seed_all": "flow.manual_seed() is for all devices",
+    "flow.distributed.DistributedSampler": "take every get_world_size()-th index, from get_rank() on",
+    "flow.distributed.is_available": "flow.distributed is there on every machine",
+    "flow.double": "flow.float64 is the element type",
+    "flow.float": "flow.float32 is the element type",
+    "flow.float16": "flow.bfloat16 is the half-precision type, on GPUs",
+    "flow.half": "flow.bfloat16 is the half-precision type, on GPUs",
+    "flow.inference_mode": "flow.no_grad() does it",
+    "flow.int": "flow.int32 is the element type",
+    "flow.load": _PICKLE,
+    "flow.long": "flow.int64 is the element type",
+    "flow.multiprocessing": "`python -m framework.distributed.launch --nproc-per-node N script.py` starts ranks",
+    "flow.nn.DataParallel": "flow.nn.parallel.DistributedDataParallel takes a rank for each GPU",
+    "flow.nn.MSELoss": "((a - b) * (a - b)).mean() is the same",
+    "flow.nn.functional.adaptive_avg_pool2d": "flow.nn.functional.global_avg_pool2d gives images of 1×1",
+    "flow.nn.functional.mse_loss": "((a - b) * (a - b)).mean() is the same",
+    "flow.nn.init.ones_": "flow.nn.init.constant_(tensor, 1) does it",
+    "flow.nn.init.zeros_": "flow.nn.init.constant_(tensor, 0) does it",
+    "flow.ones_like": "flow.ones(*a.shape, dtype=a.dtype, device=a.device) does it",
+    "flow.optim.Adam": _NO_OPTIMIZER,
+    "flow.optim.AdamW": _NO_OPTIMIZER,
+    "flow.optim.lr_scheduler": "a schedule sets `optimizer.lr`",
+    "flow.randint": _NUMPY,
+    "flow.randperm": _NUMPY,
+    "flow.save": _PICKLE,
+    "flow.set_grad_enabled": "flow.no_grad() and flow.enable_grad() are contexts and decorators",
+    "flow.utils": "batches come from any loop; what gives NumPy arrays, such as PyTorch's DataLoader with a collate_fn, serves",
+}
+
+
+def explain(root: ModuleType, rooms: Iterable[ModuleType]) -> None:
+    """Lets a package and public modules of it say more than Python does of a name that they have not.
+
+    Set from outside: a `__getattr__` that stands in a module would let type checkers believe that it has every name.
+    """
+    for room in (root, *rooms):
+        where = "flow" + room.__name__.removeprefix(root.__name__)
+        vars(room)["__getattr__"] = partial(_refuse, where, room)
+
+
+def _refuse(where: str, room: ModuleType, name: str) -> Any:
+    way_out = _WAYS_OUT.get(f"{where}.{name}")
+    if way_out is not None:
+        raise AttributeError(f"{where} has no {name!r}: {way_out}")
+    names = [public for public in getattr(room, "__all__", dir(room)) if not public.startswith("_")]
+    there = ", ".join(names) if len(names) <= _MOST_NAMES else f"{len(names)} names that dir({where}) lists"
+    raise AttributeError(f"{where} has no {name!r}; it has {there}")
