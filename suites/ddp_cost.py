@@ -21,11 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run as a script
 
 from suites.one_rank import one_rank
+from suites.one_step import Step, device_of, synchronize, training_step
 
 ALONE, SENDING, AS_IT_COMES = "one rank", "DDP that sends", "DDP as it comes"
 _WARMUP_STEPS = 5
-
-Step = Callable[[], Any]
 
 
 def measure(
@@ -41,7 +40,7 @@ def measure(
     }
     for name, wrap in wraps.items():
         _say(f"N = {shape[0]}: {name}, {_WARMUP_STEPS} steps to warm up")
-        sides[name] = _step(flow, wrap, model, shape, device)
+        sides[name] = training_step(flow, model, shape, device, wrap)
         _block(flow, sides[name], device, _WARMUP_STEPS)
     measured: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(pairs):
@@ -54,26 +53,6 @@ def measure(
     return measured
 
 
-def _step(
-    flow: Any, wrap: Callable[[Any], Any], model_name: str, shape: tuple[int, int, int, int], device: str
-) -> Step:
-    """A function that trains for one step."""
-    flow.manual_seed(0)
-    model = wrap(getattr(flow.models, model_name)().to(device))
-    optimizer = flow.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-    images, labels = flow.randn(*shape).to(device), flow.zeros(shape[0], dtype=flow.int64).to(device)
-    criterion = flow.nn.CrossEntropyLoss()
-
-    def step() -> Any:
-        optimizer.zero_grad()
-        loss = criterion(model(images), labels)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step
-
-
 def _say(what: str) -> None:
     """Shows what is under way, on a line of its own where that is no terminal."""
     print(what.ljust(60), file=sys.stderr, end="\r" if sys.stderr.isatty() else "\n", flush=True)
@@ -81,17 +60,12 @@ def _say(what: str) -> None:
 
 def _block(flow: Any, step: Step, device: str, steps: int) -> float:
     """The time of a step in ms, over so many and until the device is done with them."""
-    _synchronize(flow, device)
+    synchronize(flow, device)
     started = time.perf_counter()
     for _ in range(steps):
         step()
-    _synchronize(flow, device)
+    synchronize(flow, device)
     return 1e3 * (time.perf_counter() - started) / steps
-
-
-def _synchronize(flow: Any, device: str) -> None:
-    if device != "cpu":
-        flow.cuda.synchronize()
 
 
 def row(batch_size: int, measured: dict[str, list[float]]) -> str:
@@ -123,13 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     if asked.pairs < 2 or asked.steps < 1 or min(asked.batch_size) < 1 or asked.image_size < 1:
         parser.error("--pairs starts at 2, for a spread; --steps, --batch-size and --image-size at 1")
-    import framework as flow
-
+    flow = device_of(parser, asked.device)
     models = [name for name in flow.models.__all__ if name.islower()]
     if asked.model not in models:
         parser.error(f"--model is one of {', '.join(models)}; got {asked.model!r}")
-    if asked.device == "cuda" and not flow.cuda.is_available():
-        parser.error(flow.cuda.why() or "there is no CUDA device")
     with one_rank(flow, asked.device) as group:
         print(HEAD, flush=True)
         for batch_size in asked.batch_size:
