@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -97,16 +97,37 @@ def report(path: Path) -> str:
         f"noise floor: {_floor_words(unchanged)}",
         f"from pair to pair: {percent(pair_spread(unchanged))} (standard deviation, median sitting)",
     ]
-    if len(sittings) >= LEAST_SITTINGS:
-        lines.append(f"smallest change found in 90 % of the sittings: {percent(smallest_found(unchanged))}")
-    for side, slowdown in setting.slowdowns.items():
-        slowed = [evidence(setting, sitting, side) for sitting in sittings]
-        found = rate_of(verdicts_of(slowed), (Verdict.SLOWER,))
-        lines.append(
+    slowed = {
+        slowdown: [evidence(setting, sitting, side) for sitting in sittings]
+        for side, slowdown in setting.slowdowns.items()
+    }
+    lines += _power(unchanged, slowed)
+    floor = noise_floor(unchanged)
+    if len(sittings) >= LEAST_SITTINGS and floor > setting.least_margin:
+        least = percent(setting.least_margin)
+        lines.append(f"with the noise floor for a margin in place of {least}, as flowbench compare takes it here:")
+        lines += [f"  {line}" for line in _power(*_with_margin(floor, unchanged, slowed))]
+    return "\n".join(lines)
+
+
+def _power(unchanged: Sequence[Evidence], slowed: Mapping[float, Sequence[Evidence]]) -> Iterator[str]:
+    """Which changes would be found, and how often those that were injected were; `slowed` by how much."""
+    if len(unchanged) >= LEAST_SITTINGS:
+        yield f"smallest change found in 90 % of the sittings: {percent(smallest_found(unchanged))}"
+    for slowdown, sittings in slowed.items():
+        found = rate_of(verdicts_of(sittings), (Verdict.SLOWER,))
+        yield (
             f"+{percent(slowdown)} injected: found in {found.count} of {found.sittings}"
             f" (95 % interval {found.low:.0%} to {found.high:.0%})"
         )
-    return "\n".join(lines)
+
+
+def _with_margin(
+    margin: float, unchanged: Sequence[Evidence], slowed: Mapping[float, Sequence[Evidence]]
+) -> tuple[list[Evidence], dict[float, list[Evidence]]]:
+    """The same with a larger margin: what looks changed then looked so before, and has its confirming rounds."""
+    wider = {slowdown: [replace(one, margin=margin) for one in sittings] for slowdown, sittings in slowed.items()}
+    return [replace(one, margin=margin) for one in unchanged], wider
 
 
 def _floor_words(unchanged: Sequence[Evidence]) -> str:
