@@ -166,6 +166,11 @@ def missing_verdict(match: Matched, one: Sequence[Sample], other: Sequence[Sampl
     return Verdict.UNCLEAR, "no round has both sides"
 
 
+def one_sided(bare: Comparison, in_head: bool) -> Comparison:
+    """The comparison of a kind of memory that base or head alone tells: `new` where it is head."""
+    return replace(bare, verdict=Verdict.NEW if in_head else Verdict.LOST, reason="only one side tells this kind")
+
+
 def _judged(document: RunDocument, side: str = "head") -> list[tuple[Matched, Judgement]]:
     """The judgement of every match of base and `side` that was measured, all together."""
     matches = matched_sides(document, "base", side)
@@ -217,8 +222,7 @@ def _memory_of(match: Matched, time: Comparison) -> Iterator[Comparison]:
         both = [sizes for base, head in peaks if (sizes := both_peaks(quantity, base, head)) is not None]
         bare = Comparison(match.case, match.engine, time.label, quantity, Verdict.UNCLEAR, "")
         if not both or quantity.name == "step time":
-            one_sided = Verdict.NEW if any(quantity in head for _, head in peaks) else Verdict.LOST
-            yield replace(bare, verdict=one_sided, reason="only one side tells this kind")
+            yield one_sided(bare, any(quantity in head for _, head in peaks))
             continue
         judged = judge_memory(quantity.name, [base for base, _ in both], [head for _, head in both])
         ratios = [head / base for base, head in both if base > 0]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flowbench.cell import Case, Cell
-from flowbench.judge.compare import STEP_TIME, Matched, label_of, margin_of, missing_verdict, overall_of
+from flowbench.judge.compare import STEP_TIME, Matched, label_of, margin_of, missing_verdict, one_sided, overall_of
 from flowbench.judge.inference import Mean, beyond, difference_of, holm
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import matched_samples, ratio_to_reference
@@ -188,13 +188,19 @@ def _memory_of(base: RunDocument, head: RunDocument, match: Matched, time: Compa
     for quantity in dict.fromkeys(quantity for peaks in (*ours, *theirs) for quantity in peaks):
         pairs = itertools.product(ours, theirs)
         both = [sizes for one, two in pairs if (sizes := both_peaks(quantity, one, two)) is not None]
-        if not both or quantity.name == "step time":
+        if not ours or not theirs or quantity.name == "step time":
+            continue
+        bare = Comparison(match.case, match.engine, time.label, quantity, Verdict.UNCLEAR, "", tags=time.tags)
+        if not both:
+            yield one_sided(bare, any(quantity in peaks for peaks in theirs))
             continue
         fewest = min(len(ours), len(theirs))
         judged = judge_memory(quantity.name, [one for one, _ in both], [two for _, two in both], fewest)
         change = Change(judged.head / judged.base, None, None) if judged.base > 0 else None
         yield replace(
-            Comparison(match.case, match.engine, time.label, quantity, judged.verdict, judged.reason, tags=time.tags),
+            bare,
+            verdict=judged.verdict,
+            reason=judged.reason,
             base=judged.base,
             head=judged.head,
             change=change,

@@ -328,6 +328,34 @@ def test_memory_of_documents_counts_processes_not_combinations() -> None:
     assert peaks(3, 2)["peak resident"] == (Verdict.LARGER, f"larger in 2 pairs, by {2000 * MIB:,d} bytes", 2)
 
 
+def test_memory_that_one_side_alone_tells_is_lost_or_new() -> None:
+    """As a cell is: what base told of and head does not is no `same`."""
+
+    def reserved(one: RunDocument, sides: tuple[str, ...]) -> RunDocument:
+        def without(sample: Sample) -> Sample:
+            ranks = [
+                dataclasses.replace(rank, memory=dataclasses.replace(rank.memory, reserved_peak_bytes=None))
+                for rank in sample.ranks
+            ]
+            return (
+                sample
+                if any(side in sample.cell for side in sides)
+                else dataclasses.replace(sample, ranks=tuple(ranks))
+            )
+
+        return dataclasses.replace(one, samples=tuple(map(without, one.samples)))
+
+    all_told, document = ("flow", "torch"), plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    for sides, verdict in ((("base",), Verdict.LOST), (("head",), Verdict.NEW)):
+        told = reserved(document, all_told), reserved(document, ())
+        base, head = told if verdict is Verdict.LOST else told[::-1]
+        for compared in (judge_document(reserved(sitting(), sides)), judge_documents(base, head)):
+            (peak,) = [one for one in compared.memory_of(time_of(compared)) if one.quantity.name == "peak reserved"]
+            assert (peak.verdict, peak.reason) == (verdict, "only one side tells this kind")
+            assert len(compared.memory_of(time_of(compared))) == 3
+            assert verdict is Verdict.NEW or compared.exit_code == 2
+
+
 def test_a_sitting_of_two_sides_stands_for_its_head() -> None:
     ordinary = plain({"flow-eager": 100.0, "torch-eager": 120.0}, git=Git("a" * 40, "main", False))
     for base, head in ((ordinary, sitting()), (sitting(), ordinary)):

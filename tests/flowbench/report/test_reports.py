@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from flowbench import report
 from flowbench.errors import FlowbenchError
-from flowbench.judge.verdict import Verdict
+from flowbench.judge.verdict import LimitResult, Verdict
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.run import Finding, RunDocument
 from flowbench.record.sample import Sample
@@ -417,6 +417,22 @@ def test_a_busy_box_does_not_hide_what_a_gpu_did(documents: dict[str, RunDocumen
     page = words_of(report.render(document, "html"))
     assert "other load: other processes used 1.0 of 2 cores, and 8 more like it\n" in page
     assert all(html.escape(one.message, quote=False) in page for one in document.findings)
+
+
+@pytest.mark.parametrize("form", ["console", "markdown", "html", "junit"])
+def test_each_limit_has_its_line(situations: dict[str, Any], form: str) -> None:
+    """Kept ones are in the details of a comment; the others stand before the figures, everywhere."""
+    situation = situations["all_same"]
+    limits = tuple(
+        LimitResult("flow/*", name, "cell", 1.0, 2.0, kept, code, f"the {name} of it is as it is")
+        for name, kept, code in (("max_step_ms", True, 0), ("max_slowdown", False, 7), ("max_gpu_mib", None, 2))
+    )
+    comparison = dataclasses.replace(situation.comparison, limits=limits)
+    text = html.unescape(report.render(situation.document, form, comparison=comparison)).replace("\\", "")
+    lines = [limit.line in text for limit in limits]
+    assert lines == [form == "markdown", True, True]
+    assert all(limit.line not in rendered(situation, form) for limit in limits)
+    assert comparison.exit_code == 7
 
 
 def test_hostile_names_stay_data(documents: dict[str, RunDocument]) -> None:
