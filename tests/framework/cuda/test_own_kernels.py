@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -63,6 +64,22 @@ def test_machine_code_is_kept_on_disk(cache):
     assert len(cache) == 1
     compiler.machine_code("copy.cu", (("INPUT", "float"), ("OUTPUT", "float")), 90)
     assert len(cache) == 2
+
+
+def test_kept_machine_code_is_that_of_its_architecture_and_its_sources(cache, tmp_path, monkeypatch):
+    compiler.machine_code("copy.cu", COPY, 90)
+    compiler.machine_code("copy.cu", COPY, 80)
+    assert len(cache) == 2
+    sources = tmp_path / "sources"
+    shutil.copytree(compiler._FOLDER, sources)
+    monkeypatch.setattr(compiler, "_FOLDER", sources)
+    compiler.machine_code("copy.cu", COPY, 90)
+    assert len(cache) == 2  # the same, wherever it lies
+    for number, name in enumerate(("copy.cu", "common.cuh"), 3):
+        with (sources / name).open("a") as changed:
+            changed.write("// another\n")
+        compiler.machine_code("copy.cu", COPY, 90)
+        assert len(cache) == number
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-7], lambda content: b"", lambda content: content[::-1]])

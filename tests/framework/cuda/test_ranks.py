@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 import framework as flow
-from tests.framework.distributed.ranks import finish, run, start
+from tests.framework.distributed.ranks import PRELUDE, environment, finish, run, start
 
 pytestmark = pytest.mark.gpu
 
@@ -165,6 +170,40 @@ def test_nccl_with_more_ranks_than_gpus_names_the_way_out() -> None:
     for one in finish(start("dist.init_process_group('nccl', timeout=30)", GPUS + 1)):
         assert one.status == 1
         assert 'take backend="shm"' in one.text
+
+
+def test_ranks_that_are_ended_leave_no_memory(tmp_path: Path) -> None:
+    """One is killed while each holds a GiB, and the launcher ends the other."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        PRELUDE
+        + dedent("""
+            dist.init_process_group(timeout=60)
+            held = flow.zeros(256 * 2**20, device="cuda")
+            print(flow.cuda.memory_allocated(), flush=True)
+            dist.barrier()
+            if dist.get_rank() == 1:
+                os.kill(os.getpid(), 9)
+            time.sleep(300)
+        """)
+    )
+
+    def free_bytes() -> list[int]:
+        return [flow.cuda.mem_get_info(index)[0] for index in range(GPUS)]
+
+    before = free_bytes()
+    launch = [sys.executable, "-m", "framework.distributed.launch", "--no-prefix", "--nproc-per-node", "2", str(script)]
+    ended = subprocess.run(launch, env=environment(), capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 128 + signal.SIGKILL, ended.stderr
+    assert [int(line) >= 2**30 for line in ended.stdout.split()] == [True, True]
+    until = time.monotonic() + 10
+    while time.monotonic() < until:
+        # A context alone takes some hundred MiB.
+        if all(now > then - 64 * 2**20 for now, then in zip(free_bytes(), before, strict=True)):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail(f"free before {before}, ten seconds after {free_bytes()}")
 
 
 @several
