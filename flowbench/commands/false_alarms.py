@@ -103,7 +103,7 @@ def report(path: Path) -> str:
     }
     lines += _power(unchanged, slowed)
     floor = noise_floor(unchanged)
-    if len(sittings) >= LEAST_SITTINGS and floor > setting.least_margin:
+    if len(sittings) >= LEAST_SITTINGS and floor > setting.least_margin and not setting.load:
         least = percent(setting.least_margin)
         lines.append(f"with the noise floor for a margin in place of {least}, as flowbench compare takes it here:")
         lines += [f"  {line}" for line in _power(*_with_margin(floor, unchanged, slowed))]
@@ -216,8 +216,11 @@ def _brief(path: Path) -> str:
 
 
 def _keep(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> None:
-    """Keep the noise floor for comparisons on this machine, where there are enough sittings for one."""
-    if len(sittings) < LEAST_SITTINGS:
+    """Keep the noise floor for comparisons on this machine, where there are enough sittings for one.
+
+    What a competing load of our own has done is no noise of the machine: as a margin it would hide changes from then on.
+    """
+    if len(sittings) < LEAST_SITTINGS or setting.load:
         return
     unchanged = [evidence(setting, sitting, "head") for sitting in sittings]
     alarms = rate_of(verdicts_of(unchanged), _CHANGED)

@@ -352,6 +352,10 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
     assert "false alarms: 0 of 1" in false_alarms.aa(request, 1, (0.5,), False, out, ())
     assert read_floors(read_machine()) == {}
     head, line = whole.splitlines()
+    loaded = tmp_path / "loaded.jsonl"
+    loaded.write_text("\n".join([head.replace('"load":false', '"load":true'), *[line] * 10]) + "\n")
+    assert "with a competing load of its own" in false_alarms.aa(request, 10, (0.5,), True, loaded, ())
+    assert read_floors(read_machine()) == {}, "a load of our own is no noise of the machine"
     out.write_text("\n".join([head, *[line] * 10]) + "\n")
     text = false_alarms.aa(request, 10, (0.5,), False, out, ())
     assert "(95 % of the sittings showed less)" in text

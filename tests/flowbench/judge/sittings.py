@@ -17,9 +17,11 @@ STEP_MS = {"base": 100.0, "head": 100.0, "canary": 100.0, None: 120.0}
 
 
 def sample(cell: Cell, pair: int, step_ms: float, peak_bytes: int, status: str = "ok", steps: int = 4) -> Sample:
-    """One process group whose steps all take `step_ms`."""
+    """One process group whose steps all take `step_ms`, on all its ranks."""
     memory = Memory(peak_bytes, 4 * peak_bytes, 10 * peak_bytes, MIB)
-    ranks = (RankSample(0, 2, "cpu", (), (step_ms,) * steps, (6.9,) * steps, memory),)
+    ranks = tuple(
+        RankSample(rank, 2, "cpu", (), (step_ms,) * steps, (6.9,) * steps, memory) for rank in range(cell.world_size)
+    )
     error = None if status == "ok" else f"it is {status}"
     return Sample(
         cell.key, pair, 0, "2026-11-29T10:00:00Z", 1.0, status, error, None, () if status == "failed" else ranks

@@ -161,6 +161,25 @@ def test_memory_of_each_kind_is_compared() -> None:
     assert comparison.exit_code == 1
 
 
+def test_memory_is_compared_rank_by_rank() -> None:
+    """What one rank takes more is not made up for by what the other takes less."""
+    case = dataclasses.replace(CASE, world_size=2, ddp=True)
+
+    def with_less(sample: Sample) -> Sample:
+        one, other = sample.ranks
+        memory = dataclasses.replace(other.memory, allocated_peak_bytes=60 * MIB)
+        return dataclasses.replace(sample, ranks=(one, dataclasses.replace(other, memory=memory)))
+
+    document = sitting(peaks={"head": MIB}, cases=(case,))
+    samples = [with_less(sample) if "head" in sample.cell else sample for sample in document.samples]
+    comparison = judge_document(dataclasses.replace(document, samples=tuple(samples)))
+    memory = comparison.memory_of(time_of(comparison, case))
+    allocated = [one for one in memory if one.quantity.name == "peak allocated"]
+    assert [(one.quantity.rank, one.verdict) for one in allocated] == [(0, Verdict.LARGER), (1, Verdict.SMALLER)]
+    assert [one.quantity.label for one in allocated] == ["peak allocated, rank 0", "peak allocated, rank 1"]
+    assert comparison.exit_code == 1
+
+
 def test_a_context_on_a_gpu_where_a_rank_has_nothing_to_do_is_larger() -> None:
     document = sitting()
 

@@ -32,6 +32,7 @@ def evidence(change: float, again: float | None = None, margin: float = 0.01, no
         (evidence(0.05), Verdict.UNCLEAR, "no new pairs were measured"),
         (evidence(0.05, 0.0), Verdict.UNCLEAR, "do not confirm it"),
         (evidence(0.05, -0.05), Verdict.UNCLEAR, "do not confirm it"),
+        (evidence(0.05, 0.008), Verdict.UNCLEAR, "do not confirm it"),  # for certain above 0, and within the margin
         (evidence(0.05, 0.05, margin=0.06), Verdict.SAME, "within ±6 %"),
         (evidence(0.0), Verdict.SAME, "within ±1 %"),
         (evidence(0.0, noise=10), Verdict.UNCLEAR, "neither lies within"),
