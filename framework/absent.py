@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -35,6 +35,7 @@ _WAYS_OUT = {
     "flow.nn.init.ones_": "flow.nn.init.constant_(tensor, 1) does it",
     "flow.nn.init.zeros_": "flow.nn.init.constant_(tensor, 0) does it",
     "flow.ones_like": "flow.ones(*a.shape, dtype=a.dtype, device=a.device) does it",
+    "flow.nn.utils": "a gradient is clipped by `parameter.grad.mul_(factor)`",
     "flow.optim.Adam": _NO_OPTIMIZER,
     "flow.optim.AdamW": _NO_OPTIMIZER,
     "flow.optim.lr_scheduler": "a schedule sets `optimizer.lr`",
@@ -43,6 +44,35 @@ _WAYS_OUT = {
     "flow.save": _PICKLE,
     "flow.set_grad_enabled": "flow.no_grad() and flow.enable_grad() are contexts and decorators",
     "flow.utils": "batches come from any loop; what gives NumPy arrays, such as PyTorch's DataLoader with a collate_fn, serves",
+}
+
+TENSOR = {
+    "T": "a.transpose(0, 1) does it",
+    "add": "a + b does it",
+    "bool": "a.to(flow.bool_) does it",
+    "data": "a.detach() shares its memory, and `with flow.no_grad(): a.copy_(b)` writes it",
+    "div": "a / b does it",
+    "grad_fn": "a.is_leaf says whether no operation made it",
+    "half": "flow.bfloat16 is the half-precision type, on GPUs",
+    "int": "a.to(flow.int32) does it",
+    "is_cuda": "a.device.type says it",
+    "max": "a.detach().cpu().numpy().max() finds it",
+    "min": "a.detach().cpu().numpy().min() finds it",
+    "mul": "a * b does it",
+    "neg": "-a does it",
+    "nelement": "a.numel() says it",
+    "norm": "(a * a).sum().sqrt() is the same",
+    "normal_": "flow.nn.init.normal_(a) does it",
+    "pow": "a * a is its square",
+    "sigmoid": "1 / (1 + (-a).exp()) is the same",
+    "sub": "a - b does it",
+    "t": "a.transpose(0, 1) does it",
+    "uniform_": "flow.nn.init.uniform_(a) does it",
+    "unsqueeze": "a[None] and a[:, None] do it",
+}
+OPTIMIZER = {
+    "add_param_group": "make one optimizer for each group of parameters",
+    "param_groups": "there is one group: `optimizer.lr` and its like are its settings, `optimizer.params` what it moves",
 }
 
 
@@ -54,6 +84,28 @@ def explain(root: ModuleType, rooms: Iterable[ModuleType]) -> None:
     for room in (root, *rooms):
         where = "flow" + room.__name__.removeprefix(root.__name__)
         vars(room)["__getattr__"] = partial(_refuse, where, room)
+
+
+class _Absent:
+    """Stands in a class for a member that it has not, and says the way out; `hasattr` still finds none."""
+
+    def __init__(self, owner: str, name: str, way_out: str) -> None:
+        self._said = f"{owner} has no {name!r}: {way_out}"
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        raise AttributeError(self._said)
+
+    def __set__(self, instance: object, value: object) -> None:
+        raise AttributeError(self._said)
+
+
+def explain_members(kind: type, ways_out: Mapping[str, str]) -> None:
+    """Lets a class say the way out of members that it has not.
+
+    One by one: a `__getattr__` in the class would make those that it has slow to read.
+    """
+    for name, way_out in ways_out.items():
+        setattr(kind, name, _Absent(kind.__name__, name, way_out))
 
 
 def _refuse(where: str, room: ModuleType, name: str) -> Any:

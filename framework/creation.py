@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, SupportsIndex
 
@@ -11,6 +11,7 @@ import numpy as np
 from framework import dtype as dtypes
 from framework.device import Device, cpu
 from framework.dtype import DType
+from framework.ops.checks import check_number
 from framework.random import default_generator
 from framework.tensor import Tensor
 from framework.vm.runtime import Runtime, runtime
@@ -58,6 +59,7 @@ def full(
     requires_grad: bool = False,
 ) -> Tensor:
     """A tensor with `value` everywhere; int64 for an integer, bool for a truth value, else float32, where nothing is said."""
+    check_number("full", value)
     if dtype is None:
         is_truth, is_whole = isinstance(value, bool | np.bool_), isinstance(value, int | np.integer)
         dtype = dtypes.bool_ if is_truth else dtypes.int64 if is_whole else dtypes.float32
@@ -120,10 +122,15 @@ def _type(dtype: DType) -> DType:
 
 
 def _shape(shape: tuple[Any, ...]) -> tuple[int, ...]:
-    """A shape given as separate extents or as one sequence. Raises ValueError for a negative extent."""
-    if len(shape) == 1 and not isinstance(shape[0], SupportsIndex):
-        shape = tuple(shape[0])
-    extents = tuple([index(extent) for extent in shape])
+    """A shape given as separate extents or as one sequence. Raises TypeError for what is no integer, ValueError below 0."""
+    try:
+        extents = tuple([index(extent) for extent in _extents(shape)])
+    except TypeError:
+        raise TypeError(f"a shape is made of integers; got {', '.join(map(repr, shape)) or 'nothing'}") from None
     if any(extent < 0 for extent in extents):
         raise ValueError(f"a shape has no negative extents: {list(extents)}")
     return extents
+
+
+def _extents(shape: tuple[Any, ...]) -> Iterable[Any]:
+    return shape[0] if len(shape) == 1 and not isinstance(shape[0], SupportsIndex) else shape

@@ -15,6 +15,7 @@ from framework.vm.array import Array, overlap_partly
 from framework.vm.machine import machine
 from framework.vm.runtime import Runtime, runtime
 from framework.vm.scope import here
+from framework.words import kind_of
 
 _NUMBERS = (int, float, np.integer, np.floating)
 Gradients = Array | tuple[Array | None, ...] | None
@@ -76,7 +77,7 @@ def apply(operation: type[Operation], *inputs: Any, **attributes: Any) -> Any:
             arrays.append(item)
             edges.append(None)
         else:
-            raise TypeError(f"{operation.name} takes tensors; got {type(item).__name__}, which flow.tensor() converts")
+            raise TypeError(f"{operation.name} takes tensors; got {kind_of(item)}, which flow.tensor() converts")
     if device is None:
         raise TypeError(f"{operation.name} needs a tensor; got {', '.join(map(repr, inputs))}")
     recording = wanted and mode.recording

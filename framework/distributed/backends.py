@@ -32,7 +32,8 @@ class Machines:
 def check_name(backend: str | None) -> None:
     """Raises ValueError for a backend that does not exist."""
     if backend is not None and backend not in NAMES:
-        raise ValueError(f"a backend is one of {', '.join(NAMES)}, or None for what fits; not {backend!r}")
+        of_pytorch = "; in place of gloo leave it out" if backend == "gloo" else ""
+        raise ValueError(f"a backend is one of {', '.join(NAMES)}, or None for what fits; not {backend!r}{of_pytorch}")
 
 
 def check(wanted: str | None, machines: Machines, gpus: list[str | None]) -> None:

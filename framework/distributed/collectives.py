@@ -28,6 +28,7 @@ from framework.vm.instruction import Instruction
 from framework.vm.machine import machine
 from framework.vm.runtime import runtime
 from framework.vm.stream import Mark, Stream
+from framework.words import kind_of
 
 
 def all_reduce(tensor: Tensor, op: str = "sum", group: Group | None = None, async_op: bool = False) -> Work | None:
@@ -185,7 +186,7 @@ class _Call:
             _check(given, like, "it", elements=size * like.numel())
             return self.output(given.array) if written else self.input(given.array)
         if not isinstance(given, Sequence):
-            raise TypeError(f"{name} takes a tensor, or a list of one for each rank; got {type(given).__name__}")
+            raise TypeError(f"{name} takes a tensor, or a list of one for each rank; got {kind_of(given)}")
         if len(given) != size:
             raise ValueError(f"{len(given)} tensors for the {size} ranks of group {self.group.name}; each has one")
         joined = self._runtime.empty((size, *like.shape), like.dtype)

@@ -14,7 +14,7 @@ _FIRST_PORT = 20000
 _PORTS = 9000
 _CANDIDATES = 8
 
-_START = "start the ranks with `python -m framework.distributed.launch --nproc-per-node N script.py`"
+HOW_TO_START = "start the ranks with `python -m framework.distributed.launch --nproc-per-node N script.py`"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def read_environment(variables: Mapping[str, str]) -> Environment:
     if not 0 <= rank < world_size:
         raise DistributedError(
             f"{launcher.rank}={rank} with {launcher.world_size}={world_size}: ranks count from 0 to one less than the"
-            f" world size; {_START}"
+            f" world size; {HOW_TO_START}"
         )
     local = [_number(variables, name) for name in launcher.local_rank if name in variables]
     return Environment(
@@ -105,14 +105,14 @@ def _find(variables: Mapping[str, str]) -> _Launcher:
         pair = (launcher.rank, launcher.world_size)
         if any(name in variables for name in pair) and launcher.name != "srun":
             missing = next(name for name in pair if name not in variables)
-            raise DistributedError(f"{' and '.join(pair)} go together, but {missing} is not set; {_START}")
-    raise DistributedError(f"no launcher told this process its rank: RANK and WORLD_SIZE are not set; {_START}")
+            raise DistributedError(f"{' and '.join(pair)} go together, but {missing} is not set; {HOW_TO_START}")
+    raise DistributedError(f"no launcher told this process its rank: RANK and WORLD_SIZE are not set; {HOW_TO_START}")
 
 
 def _number(variables: Mapping[str, str], name: str) -> int:
     text = variables[name]
     if not re.fullmatch(r"\d{1,9}", text):
-        raise DistributedError(f"{name}={text!r} is no number; {_START}")
+        raise DistributedError(f"{name}={text!r} is no number; {HOW_TO_START}")
     return int(text)
 
 

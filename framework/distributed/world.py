@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import timedelta
@@ -10,7 +11,7 @@ from operator import index
 
 from framework.device import Device
 from framework.distributed import backends
-from framework.distributed.environment import read_environment
+from framework.distributed.environment import HOW_TO_START, read_environment
 from framework.distributed.errors import DistributedError
 from framework.distributed.groups import Group, World
 from framework.distributed.rendezvous import FAILED_GOODBYE_S, choose_device, meet, say_goodbye
@@ -20,23 +21,40 @@ from framework.vm.runtime import runtime
 DEFAULT_TIMEOUT_S = 600.0
 _LONGEST_TIMEOUT_S = 1e7
 
+_FROM_LAUNCHER = f"the environment says it; {HOW_TO_START}"
+_WAYS_OUT = {
+    "device_id": "leave it out, the rank's GPU is number LOCAL_RANK; flow.cuda.set_device() chooses another",
+    "rank": _FROM_LAUNCHER,
+    "store": _FROM_LAUNCHER,
+    "world_size": _FROM_LAUNCHER,
+}
+
 _world: World | None = None
 _starts = 0
 
 
-def init_process_group(backend: str | None = None, timeout: float | timedelta = DEFAULT_TIMEOUT_S) -> None:
+def init_process_group(
+    backend: str | None = None,
+    timeout: float | timedelta = DEFAULT_TIMEOUT_S,
+    *,
+    init_method: str = "env://",
+    **others: object,
+) -> None:
     """Brings this rank together with the others that the launcher started.
 
     The ranks are read from the environment, as the launch module, torchrun, mpirun and srun set it. `backend` is `shm` (one
     machine, CPU and CUDA tensors), `nccl` (CUDA tensors, a GPU for each rank) or `mpi` (CPU tensors); None takes, for CUDA
     tensors, nccl where there are GPUs for all, and otherwise shm on one machine and mpi on several. `timeout`, in seconds or a
     timedelta, bounds every wait for another rank. The default CUDA device becomes number LOCAL_RANK modulo the number of GPUs.
+    `init_method` is there for scripts that say it.
 
-    Raises DistributedError where the ranks do not find each other, naming those that did not come.
+    Raises DistributedError where the ranks do not find each other, naming those that did not come, and TypeError for what else
+    PyTorch's takes, with the way out.
     """
     global _world, _starts
     if _world is not None:
         raise DistributedError("init_process_group() was called before; destroy_process_group() comes in between")
+    _check_arguments(init_method, others)
     backends.check_name(backend)
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
@@ -56,6 +74,16 @@ def init_process_group(backend: str | None = None, timeout: float | timedelta = 
         # The others want to see from the store what is wrong.
         say_goodbye(store, environment.rank, environment.world_size, FAILED_GOODBYE_S)
         raise
+
+
+def _check_arguments(init_method: str, others: Mapping[str, object]) -> None:
+    if init_method != "env://":
+        raise ValueError(
+            f"init_method is env://, the environment that launchers set; got {init_method!r}: {HOW_TO_START}"
+        )
+    for name in others:
+        way_out = _WAYS_OUT.get(name, "help(flow.distributed.init_process_group) says what it takes")
+        raise TypeError(f"init_process_group() has no argument {name}: {way_out}")
 
 
 def destroy_process_group() -> None:

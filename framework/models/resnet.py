@@ -21,29 +21,29 @@ from framework.nn import (
 from framework.tensor import Tensor
 
 
-def resnet18(num_classes: int = 1000) -> ResNet:
+def resnet18(num_classes: int = 1000, *, weights: None = None) -> ResNet:
     """ResNet-18: 11.7 million parameters."""
-    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes)
+    return _made(BasicBlock, (2, 2, 2, 2), num_classes, weights)
 
 
-def resnet34(num_classes: int = 1000) -> ResNet:
+def resnet34(num_classes: int = 1000, *, weights: None = None) -> ResNet:
     """ResNet-34: 21.8 million parameters."""
-    return ResNet(BasicBlock, (3, 4, 6, 3), num_classes)
+    return _made(BasicBlock, (3, 4, 6, 3), num_classes, weights)
 
 
-def resnet50(num_classes: int = 1000) -> ResNet:
+def resnet50(num_classes: int = 1000, *, weights: None = None) -> ResNet:
     """ResNet-50: 25.6 million parameters."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes)
+    return _made(Bottleneck, (3, 4, 6, 3), num_classes, weights)
 
 
-def resnet101(num_classes: int = 1000) -> ResNet:
+def resnet101(num_classes: int = 1000, *, weights: None = None) -> ResNet:
     """ResNet-101: 44.5 million parameters."""
-    return ResNet(Bottleneck, (3, 4, 23, 3), num_classes)
+    return _made(Bottleneck, (3, 4, 23, 3), num_classes, weights)
 
 
-def resnet152(num_classes: int = 1000) -> ResNet:
+def resnet152(num_classes: int = 1000, *, weights: None = None) -> ResNet:
     """ResNet-152: 60.2 million parameters."""
-    return ResNet(Bottleneck, (3, 8, 36, 3), num_classes)
+    return _made(Bottleneck, (3, 8, 36, 3), num_classes, weights)
 
 
 class ResNet(Module):
@@ -107,6 +107,18 @@ class Bottleneck(Module):
         out = self.bn1.after(self.conv1, x, relu=True)
         out = self.bn2.after(self.conv2, out, relu=True)
         return self.bn3.after(self.conv3, out, residual=x, shortcut=self.downsample, relu=True)
+
+
+def _made(
+    block: type[BasicBlock] | type[Bottleneck], blocks: tuple[int, int, int, int], num_classes: int, weights: object
+) -> ResNet:
+    """A ResNet with weights that are drawn. Raises ValueError where others are asked for."""
+    if weights is not None:
+        raise ValueError(
+            f"weights={weights!r}: Flow brings no trained weights; load_state_dict() takes the state_dict() of a torchvision"
+            " model that has them"
+        )
+    return ResNet(block, blocks, num_classes)
 
 
 def _convolution(in_channels: int, out_channels: int, kernel_size: int, stride: int = 1) -> Conv2d:

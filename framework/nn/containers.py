@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 from framework.nn.module import Module
+from framework.words import kind_of
 
 
 class _Container(Module):
@@ -26,7 +27,7 @@ class _Container(Module):
     def _put(self, name: str, module: Module) -> None:
         # Anything else would be left out without a word.
         if not isinstance(module, Module):
-            raise TypeError(f"{type(self).__name__} takes modules; got {type(module).__name__} as {name}")
+            raise TypeError(f"{type(self).__name__} takes modules; got {kind_of(module)} as {name}")
         setattr(self, name, module)
 
 

@@ -52,11 +52,13 @@ def constant_(tensor: Tensor, value: float) -> Tensor:
     return tensor
 
 
-def kaiming_normal_(tensor: Tensor, *, mode: str = "fan_in") -> Tensor:
-    """Fills with N(0, 2 / fan), which keeps the variance through layers with ReLU.
+def kaiming_normal_(tensor: Tensor, *, mode: str = "fan_in", nonlinearity: str = "relu") -> Tensor:
+    """Fills with N(0, 2 / fan), which keeps the variance through layers with ReLU, the one `nonlinearity` there is.
 
     `mode` is fan_in (forward) or fan_out (backward). He et al., "Delving deep into rectifiers", 2015.
     """
+    if nonlinearity != "relu":
+        raise ValueError(f"kaiming_normal_ is for layers with nonlinearity 'relu'; got {nonlinearity!r}")
     return normal_(tensor, 0.0, sqrt(2 / _fan(tensor, mode)))
 
 

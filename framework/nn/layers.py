@@ -290,17 +290,25 @@ class AdaptiveAvgPool2d(Module):
 
 
 class ReLU(Module):
-    """max(x, 0)."""
+    """max(x, 0). With `inplace` it may be written over its input; it never is, which changes no result."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.relu(x)
 
 
 class Flatten(Module):
-    """Joins all dimensions behind the batch's: [N, …] to [N, elements of one]."""
+    """Joins all dimensions from `start_dim` on, those behind the batch's: [N, …] to [N, elements of one]."""
+
+    def __init__(self, start_dim: int = 1) -> None:
+        super().__init__()
+        self.start_dim = start_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.flatten(x, 1)
+        return ops.flatten(x, self.start_dim)
 
 
 class Identity(Module):

@@ -16,6 +16,7 @@ from framework.nn.parameter import Parameter
 from framework.tensor import Tensor
 from framework.vm import scope
 from framework.vm.scope import here
+from framework.words import kind_of
 
 
 class _Parts:
@@ -114,7 +115,7 @@ class Module:
             self._file(self._buffers, name, value)
         elif name in self._parameters:
             if value is not None:
-                raise TypeError(f"{name} is a parameter; it takes a Parameter or None, not {type(value).__name__}")
+                raise TypeError(f"{name} is a parameter; it takes a Parameter or None, not {kind_of(value)}")
             self._file(self._parameters, name, None)
         elif name in self._modules:
             del self._modules[name]
@@ -151,7 +152,7 @@ class Module:
         Raises TypeError for what is no module, and ValueError for a name that the module has otherwise, or with a dot.
         """
         if not isinstance(module, Module):
-            raise TypeError(f"add_module() takes a Module as {name}; got {type(module).__name__}")
+            raise TypeError(f"add_module() takes a Module as {name}; got {kind_of(module)}")
         if not name or "." in name or (hasattr(self, name) and name not in self._modules):
             raise ValueError(
                 f"{type(self).__name__} cannot have a module called {name!r}: give a name that is free, without a dot"
@@ -318,7 +319,7 @@ class Module:
         if not isinstance(state, Mapping):
             raise TypeError(
                 "load_state_dict() takes tensors or arrays by their names, as state_dict() gives them;"
-                f" got {type(state).__name__}"
+                f" got {kind_of(state)}"
             )
         own = self.state_dict()
         state = _with_names_of(own, state)

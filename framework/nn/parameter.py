@@ -7,6 +7,7 @@ from typing import Any
 from framework.autograd.gradient import Home
 from framework.tensor import Tensor
 from framework.vm.array import Array, Layout
+from framework.words import kind_of
 
 
 class Parameter(Tensor):
@@ -26,7 +27,7 @@ class Parameter(Tensor):
 
     def __init__(self, data: Tensor, requires_grad: bool = True) -> None:
         if not isinstance(data, Tensor):
-            raise TypeError(f"Parameter takes a tensor; got {type(data).__name__}, which flow.tensor() converts")
+            raise TypeError(f"Parameter takes a tensor; got {kind_of(data)}, which flow.tensor() converts")
         super().__init__(data.array)
         self.requires_grad_(requires_grad)
 

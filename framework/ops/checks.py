@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from operator import index
 
+import numpy as np
+
 from framework.tensor import Tensor
 from framework.vm.array import Layout
+from framework.words import kind_of
 
 Pair = tuple[int, int]
 
@@ -13,7 +16,13 @@ Pair = tuple[int, int]
 def check_tensor(operation: str, x: Tensor) -> None:
     """Raises TypeError for what is no tensor, such as a NumPy array."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{operation} takes tensors; got {type(x).__name__}, which flow.tensor() converts")
+        raise TypeError(f"{operation} takes tensors; got {kind_of(x)}, which flow.tensor() converts")
+
+
+def check_number(operation: str, value: object) -> None:
+    """Raises TypeError for what is no number or truth value of Python or NumPy."""
+    if not isinstance(value, (int, float, np.integer, np.floating, np.bool_)):
+        raise TypeError(f"{operation} takes a number; got {kind_of(value)}")
 
 
 def check_tensors(operation: str, first: Tensor, *others: Tensor | None) -> None:

@@ -14,6 +14,7 @@ from framework.ops.checks import check_floats, check_tensor
 from framework.tensor import Tensor
 from framework.vm.array import Array
 from framework.vm.runtime import Runtime
+from framework.words import kind_of
 
 Operand = Tensor | float
 
@@ -301,7 +302,7 @@ def number_for(other: Array, value: Any) -> float:
     if isinstance(value, np.integer):
         return int(value)
     if not isinstance(value, float | np.floating):
-        raise TypeError(f"an operand is a tensor or a number, not {type(value).__name__}")
+        raise TypeError(f"an operand is a tensor or a number, not {kind_of(value)}")
     if not other.dtype.is_floating:
         raise TypeError(f"a {other.dtype.name} tensor meets the float {value}; convert the tensor with .to() first")
     return float(value)

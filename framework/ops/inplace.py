@@ -7,7 +7,7 @@ from typing import Any
 from framework.autograd.function import Operation, apply_in_place
 from framework.autograd.node import Node
 from framework.dtype import bool_
-from framework.ops.checks import check_tensor
+from framework.ops.checks import check_number, check_tensor
 from framework.ops.elementwise import broadcast_shape, convert, number_for, sum_to_shape
 from framework.tensor import Tensor
 from framework.vm.array import Array
@@ -151,6 +151,7 @@ def copy_(a: Tensor, b: Tensor) -> Tensor:
 
 def fill_(a: Tensor, value: float) -> Tensor:
     """a = value, everywhere."""
+    check_number("fill_", value)
     return apply_in_place(FillInPlace, a, value=value)
 
 

@@ -9,6 +9,7 @@ from framework.ops.elementwise import broadcast_shape, sum_to_shape
 from framework.tensor import Tensor
 from framework.vm.array import Array, Layout
 from framework.vm.runtime import Runtime
+from framework.words import kind_of
 
 
 class MatMul(Operation):
@@ -62,7 +63,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     Raises ValueError where the shapes do not fit.
     """
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
-        raise TypeError(f"matmul takes two tensors; got {type(a).__name__} and {type(b).__name__}")
+        raise TypeError(f"matmul takes two tensors; got {kind_of(a)} and {kind_of(b)}")
     left, right = a.array.shape, b.array.shape
     if len(left) < 2 or len(right) < 2 or left[-1] != right[-2]:
         raise ValueError(f"matmul takes [..., M, K] and [..., K, N]; got {list(a.shape)} and {list(b.shape)}")

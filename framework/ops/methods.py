@@ -47,6 +47,18 @@ def cpu(a: Tensor) -> Tensor:
     return to(a, host)
 
 
+def assign(a: Tensor, key: Any, value: Any) -> None:
+    """a[key] = value, a number or a tensor that broadcasts to that part of a, which `key` picks as in `a[key]`.
+
+    Raises RuntimeError where backward would need it recorded.
+    """
+    part = view.index(a, key)
+    if isinstance(value, Tensor):
+        inplace.copy_(part, value)
+    else:
+        inplace.fill_(part, value)
+
+
 def to_float(a: Tensor) -> Tensor:
     """a as float32; itself where it is."""
     return to(a, float32)
@@ -111,6 +123,7 @@ METHODS = {
     "__imul__": inplace.mul_,
     "__itruediv__": inplace.div_,
     "__getitem__": view.index,
+    "__setitem__": assign,
     "__iter__": view.rows,
     "exp": elementwise.exp,
     "log": elementwise.log,

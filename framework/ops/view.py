@@ -18,6 +18,7 @@ from framework.tensor import Tensor
 from framework.vm.array import Array, contiguous_stride
 from framework.vm.pinned import is_pinned
 from framework.vm.runtime import Runtime, runtime
+from framework.words import kind_of
 
 Shape = tuple[int, ...]
 
@@ -220,7 +221,10 @@ def _dimension(a: Tensor, dim: int) -> int:
 def _extents(given: tuple[Any, ...]) -> tuple[int, ...]:
     """Integers given one by one or as one sequence. Raises TypeError for what is none."""
     extents = given[0] if len(given) == 1 and not hasattr(given[0], "__index__") else given
-    return tuple([as_integer(extent) for extent in extents])
+    try:
+        return tuple([as_integer(extent) for extent in extents])
+    except TypeError:
+        raise TypeError(f"extents and dimensions are integers; got {', '.join(map(repr, given))}") from None
 
 
 def _wanted(a: Tensor, given: tuple[Any, ...]) -> tuple[int, ...]:
@@ -300,7 +304,7 @@ def _place(a: Array, key: Any) -> tuple[tuple[int, ...], tuple[int, ...], int]:
             offset += (k % extent) * step
         else:
             way_out = "; int() of a tensor with one element is such an integer" if isinstance(k, Tensor) else ""
-            raise TypeError(f"an index is an integer, a slice, None or ..., not {type(k).__name__}{way_out}")
+            raise TypeError(f"an index is an integer, a slice, None or ..., not {kind_of(k)}{way_out}")
         dim += 1
     # Behind the last element there is no memory to point to, and of no elements none is needed.
     return tuple(shape), tuple(stride), 0 if 0 in shape else offset

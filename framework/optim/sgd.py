@@ -13,6 +13,7 @@ from framework.vm import Array, scope
 from framework.vm.array import Layout, dense_stride_like, side_by_side
 from framework.vm.runtime import runtime
 from framework.vm.scope import here
+from framework.words import kind_of
 
 
 class SGD:
@@ -34,7 +35,7 @@ class SGD:
         are_several = isinstance(params, Iterable) and not isinstance(params, Tensor)
         self.params = list(params) if are_several else [params]
         if not are_several or not all(isinstance(p, Tensor) for p in self.params):
-            kinds = ", ".join(sorted({type(p).__name__ for p in self.params}))
+            kinds = ", ".join(sorted({kind_of(p) for p in self.params}))
             groups = ". An SGD has one group of parameters: make one for each" if "dict" in kinds else ""
             raise TypeError(f"SGD takes an iterable of tensors, such as model.parameters(); got {kinds}{groups}")
         if not self.params:
@@ -99,6 +100,10 @@ class SGD:
             else:
                 runtime(parameter.device).fill(parameter.grad.array, value=0)
 
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={getattr(self, name)!r}" for name in _SETTINGS)
+        return f"SGD({len(self.params)} parameters, {settings})"
+
     def state_dict(self) -> dict[str, Any]:
         """The momentum buffers by the parameter's place, and the settings."""
         return {
@@ -114,9 +119,7 @@ class SGD:
         """
         if not isinstance(state, dict) or not state.keys() >= {"buffers", "settings"}:
             given = (
-                f"a dict of {', '.join(map(str, state)) or 'nothing'}"
-                if isinstance(state, dict)
-                else type(state).__name__
+                f"a dict of {', '.join(map(str, state)) or 'nothing'}" if isinstance(state, dict) else kind_of(state)
             )
             raise TypeError(f"SGD takes what its own state_dict() gave, a dict of buffers, settings; got {given}")
         for index, buffer in state["buffers"].items():

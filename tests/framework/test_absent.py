@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
 import framework as flow
@@ -37,6 +38,36 @@ def test_ways_out_are_of_names_that_are_not_there_and_lead_to_such_as_are() -> N
         assert not _is_there(name), f"{name} is there by now"
         for led_to in re.findall(r"flow(?:\.\w+)+", way_out):
             assert _is_there(led_to), f"the way out of {name} is {led_to}, which is not there"
+
+
+def test_what_a_tensor_and_an_optimizer_have_not_leads_to_what_does_it() -> None:
+    a = flow.tensor([[3.0, -4.0]], requires_grad=True)
+    for name in ("data", "T", "norm"):
+        for refused in (lambda name=name: getattr(a, name), lambda name=name: setattr(a, name, 1)):
+            with pytest.raises(AttributeError, match=f"^Tensor has no '{name}': "):
+                refused()
+        assert not hasattr(a, name)
+    optimizer = flow.optim.SGD([a], lr=0.1)
+    with pytest.raises(AttributeError, match=r"SGD has no 'param_groups': there is one group: `optimizer\.lr`"):
+        _ = optimizer.param_groups
+
+
+@pytest.mark.parametrize("name", absent.TENSOR)
+def test_the_way_out_of_what_a_tensor_has_not_is_code_that_runs(name: str) -> None:
+    """What stands in front of its verb is evaluated, and compared with PyTorch's where that has one result of it."""
+    torch = pytest.importorskip("torch", reason="compares with PyTorch")
+    assert not hasattr(flow.Tensor, name), f"Tensor has {name} by now"
+    way_out = absent.TENSOR[name]
+    code = re.match(r"(.+?) (?:does|do|says|shares|is|finds)\b", way_out)
+    assert code is not None, way_out
+    pair = flow.tensor([[3.0, -4.0]]), flow.tensor([[1.0, 2.0]])
+    theirs = tuple(torch.from_numpy(one.numpy().copy()) for one in pair)
+    for part in code[1].split(" and "):
+        found = eval(part, {"flow": flow, "a": pair[0], "b": pair[1]})
+        if name in ("T", "add", "div", "int", "max", "min", "mul", "neg", "norm", "sigmoid", "sub", "t"):
+            wanted = getattr(theirs[0], name)
+            wanted = wanted if name == "T" else wanted(theirs[1]) if name in ("add", "div", "mul", "sub") else wanted()
+            np.testing.assert_allclose(np.asarray(found), wanted.numpy(), rtol=1e-6)
 
 
 def _is_there(name: str) -> bool:

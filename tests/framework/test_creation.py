@@ -118,8 +118,10 @@ def test_the_layout_does_not_change_what_is_drawn() -> None:
 def test_requests_that_are_none() -> None:
     with pytest.raises(ValueError, match=r"a shape has no negative extents: \[2, -1\]"):
         flow.zeros(2, -1)
-    with pytest.raises(TypeError, match="interpreted as an integer"):
+    with pytest.raises(TypeError, match=r"a shape is made of integers; got 2\.5, 1"):
         flow.zeros(2.5, 1)
+    with pytest.raises(TypeError, match="full takes a number; got str"):
+        flow.full((2,), "a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"dtype is one of flow.bool_, .*flow.float64; got 'float32'"):
         flow.zeros(2, dtype="float32")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"got <class 'numpy\.float32'>"):

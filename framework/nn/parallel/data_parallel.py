@@ -23,6 +23,7 @@ from framework.nn.parallel.reducer import Reducer, tensors_in
 from framework.nn.sync_batch_norm import SyncBatchNorm
 from framework.tensor import Tensor
 from framework.vm.array import Array
+from framework.words import kind_of
 
 _MB = 1024 * 1024
 
@@ -65,7 +66,7 @@ class DistributedDataParallel(Module):
         super().__init__()
         refuse(others)
         if not isinstance(module, Module):
-            raise TypeError(f"DistributedDataParallel takes a Module; got {type(module).__name__}")
+            raise TypeError(f"DistributedDataParallel takes a Module; got {kind_of(module)}")
         if not (isinstance(bucket_cap_mb, int | float) and 0 < bucket_cap_mb < inf):
             raise ValueError(f"bucket_cap_mb is a size in MiB above 0, not {bucket_cap_mb!r}")
         if not any(True for _ in module.parameters()):

@@ -263,7 +263,7 @@ def test_a_group_of_one_rank_that_was_given_a_backend_sends() -> None:
         1,
     )
     assert said[0].splitlines() == [
-        "a backend is one of shm, nccl, mpi, or None for what fits; not 'gloo'",
+        "a backend is one of shm, nccl, mpi, or None for what fits; not 'gloo'; in place of gloo leave it out",
         "a backend is one of shm, nccl, mpi, or None for what fits; not 3",
         'backend="nccl" moves CUDA tensors alone; for CPU tensors too leave the backend out, or move them to the GPU',
     ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import pytest
 
+from framework.distributed import init_process_group, is_initialized
 from framework.distributed.environment import Environment, first_node, read_environment
 from framework.distributed.errors import DistributedError
 
@@ -115,3 +119,30 @@ def test_what_is_wrong_is_named(variables: dict[str, str], words: str) -> None:
 )
 def test_slurms_short_notation(nodes: str, first: str) -> None:
     assert first_node(nodes) == first
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (
+            {"rank": 0, "world_size": 2},
+            TypeError,
+            "no argument rank: the environment says it; start the ranks with `python",
+        ),
+        ({"device_id": 1}, TypeError, "no argument device_id: leave it out, the rank's GPU is number LOCAL_RANK"),
+        ({"timeuot": 3}, TypeError, "no argument timeuot: help(flow.distributed.init_process_group) says"),
+        (
+            {"init_method": "tcp://a:1"},
+            ValueError,
+            "init_method is env://, the environment that launchers set; got 'tcp",
+        ),
+        ({"backend": "gloo", "init_method": "env://"}, ValueError, "not 'gloo'; in place of gloo leave it out"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, dict) else "",
+)
+def test_what_scripts_for_pytorch_tell_init_process_group_has_a_way_out(
+    given: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=re.escape(said)):
+        init_process_group(**given)
+    assert not is_initialized()

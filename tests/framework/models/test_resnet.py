@@ -70,6 +70,14 @@ def test_a_torch_tensor_loads_as_it_is() -> None:
     np.testing.assert_array_equal(layer.weight.detach().numpy(), theirs.weight.detach().numpy())
 
 
+def test_trained_weights_are_asked_of_torchvision() -> None:
+    assert flow.models.resnet18(10, weights=None).fc.weight.shape == (10, 512)
+    with pytest.raises(
+        ValueError, match=r"weights='DEFAULT': Flow brings no trained weights; load_state_dict\(\) takes"
+    ):
+        flow.models.resnet50(weights="DEFAULT")
+
+
 @pytest.mark.parametrize("place", ["Identity", "Sequential"])
 def test_any_module_may_stand_in_the_place_of_a_normalisation(place: str) -> None:
     torch = pytest.importorskip("torch", reason="compares with PyTorch")

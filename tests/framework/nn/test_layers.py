@@ -191,8 +191,8 @@ def test_a_part_of_a_sequence_is_a_sequence_and_a_place_takes_another_module() -
 
 
 def test_settings_that_are_not_there_are_refused_by_name() -> None:
-    with pytest.raises(TypeError, match="ReLU takes no settings here; got inplace"):
-        nn.ReLU(inplace=True)
+    with pytest.raises(TypeError, match="Identity takes no settings here; got inplace"):
+        nn.Identity(inplace=True)
     with pytest.raises(TypeError, match="CrossEntropyLoss takes no settings here; got None, label_smoothing"):
         nn.CrossEntropyLoss(None, label_smoothing=0.1)
     with pytest.raises(TypeError, match=r"Parameter takes a tensor; got ndarray, which flow.tensor\(\) converts"):
@@ -261,6 +261,29 @@ def test_a_refused_batch_is_not_counted() -> None:
     assert layer.num_batches_tracked.item() == 0
     layer(flow.ones(2, 3, 1, 1))
     assert layer.num_batches_tracked.item() == 1
+
+
+def test_settings_that_scripts_for_pytorch_give_are_taken_where_they_are_so() -> None:
+    x = flow.randn(2, 3, 2, 2)
+    values = x.tolist()
+    assert nn.ReLU(inplace=True)(x).tolist() == nn.ReLU()(x).tolist()
+    assert x.tolist() == values
+    assert [nn.Flatten(start)(x).shape for start in (0, 1, 2)] == [(24,), (2, 12), (2, 3, 4)]
+    weights = []
+    for settings in ({}, {"nonlinearity": "relu"}):
+        flow.manual_seed(3)
+        weights.append(init.kaiming_normal_(flow.empty(4, 3), **settings).tolist())
+    assert weights[0] == weights[1]
+    with pytest.raises(ValueError, match="for layers with nonlinearity 'relu'; got 'tanh'"):
+        init.kaiming_normal_(flow.empty(4, 3), nonlinearity="tanh")
+
+
+def test_modules_of_another_framework_are_refused_as_such() -> None:
+    torch = pytest.importorskip("torch", reason="gives PyTorch's")
+    with pytest.raises(TypeError, match="Sequential takes modules; got torch's Linear as 0"):
+        nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match=r"such as model\.parameters\(\); got torch's Parameter"):
+        flow.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
 
 
 ARRAY_REFUSERS = [

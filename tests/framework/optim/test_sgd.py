@@ -360,3 +360,11 @@ def test_momentum_lies_side_by_side_each_in_its_parameters_order() -> None:
         assert np.array(optimizer._buffers[index]).ravel().tolist() == pytest.approx(
             [1.9 if steps == 2 else 1.0] * parameters[index].numel()
         )
+
+
+def test_its_repr_shows_its_settings() -> None:
+    optimizer = SGD([leaf(1), leaf(2)], 0.5, momentum=0.9)
+    optimizer.lr = 0.25
+    assert repr(optimizer) == (
+        "SGD(2 parameters, lr=0.25, momentum=0.9, dampening=0.0, weight_decay=0.0, nesterov=False)"
+    )
