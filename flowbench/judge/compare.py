@@ -249,7 +249,7 @@ def _canary(document: RunDocument) -> Canary:
     if len(match.pairs) < 2:
         return Canary("not measured", f"{where} has a single pair, which tells nothing")
     evidence = evidence_of(document, match)
-    (judged,) = judge_times([Evidence((*evidence.sampling, *evidence.confirming), (), evidence.margin)])
+    (judged,) = judge_times([evidence])
     time = replace(_time_of(document, match, judged), confirmed=None)
     looks_changed = judged.p <= LEVEL and judged.sign_flip_p <= CHECK_LEVEL
     seen = f"{where} shows {math.expm1(judged.mean.mean):+z.1%} in {time.pairs} pairs"

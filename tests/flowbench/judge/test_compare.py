@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sittings import CASE, MACHINE, MIB, SMALL, plain, sitting
 
+from flowbench.cell import Cell
 from flowbench.judge.compare import is_case_precise, judge_document, to_confirm
 from flowbench.judge.documents import judge_documents
 from flowbench.judge.memory import both_peaks, judge_memory
@@ -62,6 +63,10 @@ def test_what_new_pairs_do_not_confirm_is_unclear() -> None:
     time = time_of(judge_document(document))
     assert (time.verdict, time.confirmed) == (Verdict.UNCLEAR, False)
     assert judge_document(document).exit_code == 2
+    assert (judge_document(document).overall.good, judge_document(document).overall.cells) == (2, 2), "it is measured"
+    other_way = sitting({"head": 1.1}, confirming={"head": 0.9})
+    assert list(to_confirm(other_way)) == [CASE], "the new pairs have no part in what they confirm"
+    assert time_of(judge_document(other_way)).confirmed is False
 
 
 def test_a_change_below_the_machines_noise_floor_does_not_count() -> None:
@@ -89,6 +94,13 @@ def test_a_canary_says_what_it_knows() -> None:
     seen = judge_document(sitting(floors={f"flow-eager/{SMALL.key}": 0.02})).canary
     assert seen.state == "clear"
     assert seen.reason.endswith("shows +0.0% in 6 pairs, not for certain beyond ±2 %")
+    document = sitting({"canary": 1.1})
+    four = tuple(sample for sample in document.samples if "canary" not in sample.cell or sample.pair < 4)
+    canary = judge_document(dataclasses.replace(document, samples=four)).canary
+    assert canary.comparison is not None
+    assert canary.comparison.p is not None
+    assert canary.comparison.p < 0.05
+    assert canary.state == "clear", "of four pairs the exact sign-flip test can say nothing"
     document = sitting()
     once = tuple(sample for sample in document.samples if "canary" not in sample.cell or sample.pair == 0)
     canary = judge_document(dataclasses.replace(document, samples=once)).canary
@@ -106,6 +118,23 @@ def test_a_bad_side_is_named_and_never_good(status: str, side: str) -> None:
     assert comparison.memory_of(time) == ()
     assert (comparison.overall.good, comparison.overall.cells) == (1, 2)
     assert comparison.exit_code == 2
+
+
+@pytest.mark.parametrize("side", ["base", "head"])
+def test_a_side_that_fails_once_has_no_figures_of_the_other_rounds(side: str) -> None:
+    document = sitting({"head": 1.1})
+    bad = Cell.of(CASE, f"flow-eager@{side}").key
+    samples = [
+        dataclasses.replace(one, status="failed", error="it broke", ranks=())
+        if (one.cell, one.pair) == (bad, 3)
+        else one
+        for one in document.samples
+    ]
+    comparison = judge_document(dataclasses.replace(document, samples=tuple(samples)))
+    time = time_of(comparison)
+    assert (time.verdict, time.reason) == (Verdict.FAILED, f"{side}, pair 4: it broke")
+    assert (time.base, time.head, time.change, time.pairs) == (None, None, None, 0)
+    assert (comparison.memory_of(time), comparison.overall.good) == ((), 1)
 
 
 @given(st.sets(st.sampled_from(["base", "head"]), min_size=1), st.sampled_from(["failed", "void", "lacks"]))
@@ -148,6 +177,63 @@ def test_steps_that_drift_are_told() -> None:
     document = dataclasses.replace(document, samples=drifting, protocol=dataclasses.replace(document.protocol, steps=9))
     (tag,) = time_of(judge_document(document)).tags
     assert tag.startswith("drift: head's last third of steps takes +11.")
+    backwards = [
+        dataclasses.replace(sample, ranks=(dataclasses.replace(rank, steps_ms=rank.steps_ms[::-1]),))
+        for sample in document.samples
+        for rank in sample.ranks
+    ]
+    (tag,) = time_of(judge_document(dataclasses.replace(document, samples=tuple(backwards)))).tags
+    assert tag.startswith("drift: head's last third of steps takes -10.")
+
+
+def noisier(document: RunDocument, wanted: str) -> RunDocument:
+    """The document with every other process of head at the cells whose key begins like that three times as slow."""
+    samples = [
+        dataclasses.replace(
+            sample,
+            ranks=tuple(
+                dataclasses.replace(rank, steps_ms=tuple(3 * time for time in rank.steps_ms)) for rank in sample.ranks
+            ),
+        )
+        if sample.cell.startswith(wanted) and "head" in sample.cell and sample.pair % 2
+        else sample
+        for sample in document.samples
+    ]
+    return dataclasses.replace(document, samples=tuple(samples))
+
+
+def test_a_case_is_known_well_enough_when_all_its_engines_are_and_no_other_case_counts() -> None:
+    document = sitting()
+    uneven = noisier(document, f"flow-eager%40head/{SMALL.key}")
+    assert [is_case_precise(document, case) for case in (CASE, SMALL)] == [True, True]
+    assert [is_case_precise(uneven, case) for case in (CASE, SMALL)] == [True, False]
+    eager = [engine for engine in document.engines if engine.side]
+    both = dataclasses.replace(
+        document,
+        engines=(
+            *document.engines,
+            *(dataclasses.replace(one, name=one.name.replace("eager", "graph")) for one in eager),
+        ),
+        cells=(
+            *document.cells,
+            *(
+                Cell.of(one.case, one.engine.replace("eager", "graph"))
+                for one in document.cells
+                if "flow" in one.engine
+            ),
+        ),
+        samples=(
+            *document.samples,
+            *(
+                dataclasses.replace(one, cell=one.cell.replace("flow-eager", "flow-graph"))
+                for one in document.samples
+                if "flow" in one.cell
+            ),
+        ),
+    )
+    assert is_case_precise(both, CASE)
+    assert not is_case_precise(noisier(both, "flow-graph"), CASE)
+    assert not is_case_precise(noisier(both, "flow-eager"), CASE)
 
 
 def test_memory_of_each_kind_is_compared() -> None:
