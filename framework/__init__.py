@@ -93,4 +93,5 @@ __all__ = [
 _rooms = (backends, cpu, cuda, distributed, models, nn, nn.functional, nn.init, nn.parallel, optim)
 absent.explain(sys.modules[__name__], _rooms)
 absent.explain_members(Tensor, absent.TENSOR)
+absent.explain_operators(Tensor)
 absent.explain_members(optim.SGD, absent.OPTIMIZER)

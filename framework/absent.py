@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
+from functools import partial, partialmethod
 from types import ModuleType
 from typing import Any
 
@@ -70,6 +70,19 @@ TENSOR = {
     "uniform_": "flow.nn.init.uniform_(a) does it",
     "unsqueeze": "a[None] and a[:, None] do it",
 }
+_IN_ORDER = "which is larger is asked of numbers, a.item(), or of arrays, a.detach().cpu().numpy()"
+_NO_REMAINDER = "a / b divides; the rest is done by arrays, a.detach().cpu().numpy()"
+OPERATORS = {
+    "__lt__": ("<", _IN_ORDER),
+    "__le__": ("<=", _IN_ORDER),
+    "__gt__": (">", _IN_ORDER),
+    "__ge__": (">=", _IN_ORDER),
+    "__pow__": ("**", "a * a is the square of a, a.sqrt() its root"),
+    "__rpow__": ("**", "(a * log(b)).exp() is b to the power of a"),
+    "__floordiv__": ("//", _NO_REMAINDER),
+    "__mod__": ("%", _NO_REMAINDER),
+    "__abs__": ("abs()", "(a * a).sqrt() is the same, but for its gradient at 0"),
+}
 OPTIMIZER = {
     "add_param_group": "make one optimizer for each group of parameters",
     "param_groups": "there is one group: `optimizer.lr` and its like are its settings, `optimizer.params` what it moves",
@@ -106,6 +119,16 @@ def explain_members(kind: type, ways_out: Mapping[str, str]) -> None:
     """
     for name, way_out in ways_out.items():
         setattr(kind, name, _Absent(kind.__name__, name, way_out))
+
+
+def explain_operators(kind: type) -> None:
+    """Lets a class say the way out of operators that it has not, of which Python alone says that they are not supported."""
+    for method, (operator, way_out) in OPERATORS.items():
+        setattr(kind, method, partialmethod(_no_operator, operator, way_out))
+
+
+def _no_operator(a: object, operator: str, way_out: str, *_: object) -> Any:
+    raise TypeError(f"{type(a).__name__} has no {operator}: {way_out}")
 
 
 def _refuse(where: str, room: ModuleType, name: str) -> Any:

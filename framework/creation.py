@@ -66,14 +66,14 @@ def full(
     return Tensor(_runtime(device).full(_shape((shape,)), value, _type(dtype))).requires_grad_(requires_grad)
 
 
-def zeros(*shape: Shape, dtype: DType | None = None, **options: Any) -> Tensor:
-    """A tensor of zeros, float32 where nothing is said. Options as for `full`."""
-    return full(_shape(shape), 0, dtype=dtype or dtypes.float32, **options)
+def zeros(*shape: Shape, dtype: DType | None = None, device: Device | str = cpu, requires_grad: bool = False) -> Tensor:
+    """A tensor of zeros, float32 where nothing is said."""
+    return full(_shape(shape), 0, dtype=dtype or dtypes.float32, device=device, requires_grad=requires_grad)
 
 
-def ones(*shape: Shape, dtype: DType | None = None, **options: Any) -> Tensor:
-    """A tensor of ones, float32 where nothing is said. Options as for `full`."""
-    return full(_shape(shape), 1, dtype=dtype or dtypes.float32, **options)
+def ones(*shape: Shape, dtype: DType | None = None, device: Device | str = cpu, requires_grad: bool = False) -> Tensor:
+    """A tensor of ones, float32 where nothing is said."""
+    return full(_shape(shape), 1, dtype=dtype or dtypes.float32, device=device, requires_grad=requires_grad)
 
 
 def zeros_like(like: Tensor) -> Tensor:
@@ -85,27 +85,40 @@ def zeros_like(like: Tensor) -> Tensor:
 
 
 def arange(
-    start: float, stop: float | None = None, step: float = 1, *, dtype: DType | None = None, **options: Any
+    start: float,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: DType | None = None,
+    device: Device | str = cpu,
+    requires_grad: bool = False,
 ) -> Tensor:
     """The numbers from `start` (0 where only one is given) up to but without `stop`; int64 for integers."""
     if stop is None:
         start, stop = 0, start
+    for given in (start, stop, step):
+        check_number("arange", given)
     if step == 0:
         raise ValueError(f"arange() from {start} to {stop} needs a step that is not 0")
     values = np.arange(start, stop, step)
-    return tensor(values, dtype=dtype or (dtypes.float32 if values.dtype.kind == "f" else dtypes.int64), **options)
+    kind = dtypes.float32 if values.dtype.kind == "f" else dtypes.int64
+    return tensor(values, dtype=dtype or kind, device=device, requires_grad=requires_grad)
 
 
-def rand(*shape: Shape, **options: Any) -> Tensor:
+def rand(
+    *shape: Shape, dtype: DType = dtypes.float32, device: Device | str = cpu, requires_grad: bool = False
+) -> Tensor:
     """Numbers drawn uniformly from [0, 1)."""
-    made = empty(*shape, **options)
+    made = empty(*shape, dtype=dtype, device=device, requires_grad=requires_grad)
     default_generator.uniform(made.array, 0.0, 1.0)
     return made
 
 
-def randn(*shape: Shape, **options: Any) -> Tensor:
+def randn(
+    *shape: Shape, dtype: DType = dtypes.float32, device: Device | str = cpu, requires_grad: bool = False
+) -> Tensor:
     """Numbers drawn from the standard normal distribution."""
-    made = empty(*shape, **options)
+    made = empty(*shape, dtype=dtype, device=device, requires_grad=requires_grad)
     default_generator.normal(made.array, 0.0, 1.0)
     return made
 

@@ -11,6 +11,8 @@ class HookHandle:
     __slots__ = ("_hook", "_hooks")
 
     def __init__(self, hooks: list[Any], hook: Any) -> None:
+        if not callable(hook):
+            raise TypeError(f"a hook is a function; got {hook!r}")
         hooks.append(hook)
         self._hooks: list[Any] | None = hooks
         self._hook = hook

@@ -20,6 +20,11 @@ class _Recording:
 
     _recording: bool
 
+    def __new__(cls, function: Callable | None = None) -> Any:
+        """Makes one; as a decorator without brackets it decorates."""
+        made = super().__new__(cls)
+        return made if function is None else made(function)
+
     def __enter__(self) -> None:
         self._before = mode.recording
         mode.recording = self._recording

@@ -43,6 +43,8 @@ class Conv2d(Module):
         draw_weight: Callable[[Tensor], object] = _DRAW_WEIGHT,
     ) -> None:
         super().__init__()
+        if in_channels < 1 or out_channels < 1:
+            raise ValueError(f"channels are integers from 1; got {in_channels} and {out_channels}")
         if groups < 1 or in_channels % groups or out_channels % groups:
             raise ValueError(
                 f"groups must divide both channel numbers; got {groups} for {in_channels} and {out_channels}"

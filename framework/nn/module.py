@@ -137,12 +137,17 @@ class Module:
         object.__delattr__(self, name)
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
-        """Adds a parameter; None keeps the name for a part that is left out, such as a bias."""
+        """Adds a parameter; None keeps the name for a part that is left out, such as a bias. Raises as `add_module` does."""
+        self._check_part("register_parameter", name, parameter, Parameter, self._parameters)
         self._file(self._parameters, name, parameter)
         object.__setattr__(self, name, parameter)
 
     def register_buffer(self, name: str, buffer: Tensor | None) -> None:
-        """Adds a tensor that is saved with the module and moves with it, but is not learned."""
+        """Adds a tensor that is saved with the module and moves with it, but is not learned; None keeps its name.
+
+        Raises as `add_module` does.
+        """
+        self._check_part("register_buffer", name, buffer, Tensor, self._buffers)
         self._file(self._buffers, name, buffer)
         object.__setattr__(self, name, buffer)
 
@@ -151,13 +156,18 @@ class Module:
 
         Raises TypeError for what is no module, and ValueError for a name that the module has otherwise, or with a dot.
         """
-        if not isinstance(module, Module):
-            raise TypeError(f"add_module() takes a Module as {name}; got {kind_of(module)}")
-        if not name or "." in name or (hasattr(self, name) and name not in self._modules):
-            raise ValueError(
-                f"{type(self).__name__} cannot have a module called {name!r}: give a name that is free, without a dot"
-            )
+        self._check_part("add_module", name, module, Module, self._modules)
         setattr(self, name, module)
+
+    def _check_part(self, method: str, name: str, part: Any, kind: type, own: Mapping[str, Any]) -> None:
+        """Raises where a part is not of its kind, or its name would hide something or be no name."""
+        if not isinstance(part, kind) and not (part is None and own is not self._modules):
+            raise TypeError(f"{method}() takes a {kind.__name__} as {name}; got {kind_of(part)}")
+        if not name or "." in name or (hasattr(self, name) and name not in own):
+            raise ValueError(
+                f"{type(self).__name__} cannot have a {kind.__name__.lower()} called {name!r}:"
+                " give a name that is free, without a dot"
+            )
 
     def named_modules(self, prefix: str = "", *, remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
         """This module and all inside it, with dotted names; one that is there twice comes once, by its first name."""

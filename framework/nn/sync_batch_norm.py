@@ -8,6 +8,7 @@ from framework.distributed.world import world
 from framework.nn.layers import BatchNorm2d
 from framework.nn.module import Module
 from framework.tensor import Tensor
+from framework.words import kind_of
 
 
 class SyncBatchNorm(BatchNorm2d):
@@ -52,6 +53,8 @@ class SyncBatchNorm(BatchNorm2d):
     @staticmethod
     def convert_sync_batchnorm(module: Module, process_group: distributed.Group | None = None) -> Module:
         """The module with a SyncBatchNorm in place of each BatchNorm2d in it, with the same parameters and buffers."""
+        if not isinstance(module, Module):
+            raise TypeError(f"convert_sync_batchnorm takes a Module; got {kind_of(module)}")
         if type(module) is BatchNorm2d:
             return _converted(module, process_group)
         for name, child in list(module._modules.items()):

@@ -62,6 +62,12 @@ class SGD:
         # The last step, where it moved all parameters at once.
         self._last: _Last | None = None
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A schedule's mistake is told where it is made, not by a kernel.
+        if name in _NUMBERS:
+            _check_number(name, value)
+        object.__setattr__(self, name, value)
+
     def step(self) -> None:
         """Moves every parameter that has a gradient."""
         outer = here.frame
@@ -219,14 +225,19 @@ def _misfit(index: int, what: str, own: Array, held: Array) -> ValueError:
     )
 
 
+_NUMBERS = ("lr", "momentum", "weight_decay", "dampening")
 _SETTINGS = ("lr", "momentum", "dampening", "weight_decay", "nesterov")
 
 
 def _check_settings(lr: float, momentum: float, dampening: float, weight_decay: float, nesterov: bool) -> None:
-    for name, value in (("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)):
-        if not isinstance(value, Real) or not value >= 0:
-            raise ValueError(f"{name} must be a number that is not negative; got {value!r}")
-    if not isinstance(dampening, Real):
-        raise ValueError(f"dampening must be a number; got {dampening!r}")
+    for name, value in zip(_NUMBERS, (lr, momentum, weight_decay, dampening), strict=True):
+        _check_number(name, value)
     if nesterov and (momentum == 0 or dampening != 0):
         raise ValueError("nesterov needs a momentum and no dampening")
+
+
+def _check_number(name: str, value: Any) -> None:
+    may_be_negative = name == "dampening"
+    if not isinstance(value, Real) or not (may_be_negative or float(value) >= 0):
+        kind = "number" if may_be_negative else "number that is not negative"
+        raise ValueError(f"{name} must be a {kind}; got {value!r}")

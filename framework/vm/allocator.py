@@ -7,6 +7,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 
 from framework.vm import scope
 from framework.vm.block import Block, Memory, Segment, Siblings, Source, link
@@ -172,8 +173,8 @@ class CachingAllocator:
 
     def set_limit(self, nbytes: int | None) -> None:
         """Refuses to reserve more than `nbytes` in all; None lifts the limit."""
-        if nbytes is not None and nbytes < 0:
-            raise ValueError(f"a memory limit is a number of bytes >= 0 or None, not {nbytes}")
+        if nbytes is not None and not (isinstance(nbytes, Real) and nbytes >= 0):
+            raise ValueError(f"a memory limit is a number of bytes >= 0 or None, not {nbytes!r}")
         self.limit = nbytes
 
     def empty_cache(self) -> None:

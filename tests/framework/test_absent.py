@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -68,6 +69,18 @@ def test_the_way_out_of_what_a_tensor_has_not_is_code_that_runs(name: str) -> No
             wanted = getattr(theirs[0], name)
             wanted = wanted if name == "T" else wanted(theirs[1]) if name in ("add", "div", "mul", "sub") else wanted()
             np.testing.assert_allclose(np.asarray(found), wanted.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda a: a < 1, lambda a: a > 1, lambda a: a <= a, lambda a: a > np.float32(1), lambda a: np.ones(2) >= a,
+        lambda a: max(a.sum(), a.mean()), lambda a: a**2, lambda a: 2**a, lambda a: a // 2, lambda a: a % 2, abs,
+    ],
+)  # fmt: skip
+def test_an_operator_that_is_not_there_leads_to_what_does_it(use: Callable[[flow.Tensor], object]) -> None:
+    with pytest.raises(TypeError, match=r"^Tensor has no (<|<=|>|>=|\*\*|//|%|abs\(\)): .*a\b"):
+        use(flow.ones(2))
 
 
 def _is_there(name: str) -> bool:

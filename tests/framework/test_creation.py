@@ -120,6 +120,15 @@ def test_requests_that_are_none() -> None:
         flow.zeros(2, -1)
     with pytest.raises(TypeError, match=r"a shape is made of integers; got 2\.5, 1"):
         flow.zeros(2.5, 1)
+    with pytest.raises(TypeError, match="arange takes a number; got str"):
+        flow.arange("a")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"rand\(\) got an unexpected keyword argument 'low'"):
+        flow.rand(2, low=1)  # type: ignore[call-arg]
+    for count in (0, "a", 1.5):
+        with pytest.raises(ValueError, match=f"a number of threads is an integer of at least 1, not {count!r}"):
+            flow.set_num_threads(count)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a memory limit is a number of bytes >= 0 or None, not '1GB'"):
+        flow.cpu.set_memory_limit("1GB")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="full takes a number; got str"):
         flow.full((2,), "a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"dtype is one of flow.bool_, .*flow.float64; got 'float32'"):

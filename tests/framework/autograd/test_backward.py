@@ -117,6 +117,14 @@ def test_no_grad_records_nothing() -> None:
     assert z.requires_grad
 
 
+def test_no_grad_decorates_without_brackets_too() -> None:
+    @no_grad
+    def scaled(x: flow.Tensor) -> flow.Tensor:
+        return x * 2
+
+    assert (scaled.__name__, scaled(leaf(1)).requires_grad, is_grad_enabled()) == ("scaled", False, True)
+
+
 def test_no_grad_as_a_decorator_and_after_an_exception() -> None:
     @no_grad()
     def double(x: flow.Tensor) -> flow.Tensor:

@@ -18,6 +18,15 @@ def test_a_hook_sees_the_whole_gradient_once() -> None:
     assert seen == [5]
 
 
+def test_what_is_no_function_is_no_hook() -> None:
+    x = leaf(1)
+    for register in (x.register_hook, (x * 2).register_hook, x.register_post_accumulate_grad_hook):
+        with pytest.raises(TypeError, match="a hook is a function; got 3"):
+            register(3)
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2]
+
+
 def test_a_hook_may_replace_the_gradient_of_a_leaf() -> None:
     x = leaf(1, 2)
     x.register_hook(lambda g: g * 10)

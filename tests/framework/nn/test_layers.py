@@ -278,10 +278,18 @@ def test_settings_that_scripts_for_pytorch_give_are_taken_where_they_are_so() ->
         init.kaiming_normal_(flow.empty(4, 3), nonlinearity="tanh")
 
 
+def test_a_convolution_has_channels() -> None:
+    for channels in ((3, 0), (0, 3)):
+        with pytest.raises(ValueError, match=f"channels are integers from 1; got {channels[0]} and {channels[1]}"):
+            nn.Conv2d(*channels, 3)
+
+
 def test_modules_of_another_framework_are_refused_as_such() -> None:
     torch = pytest.importorskip("torch", reason="gives PyTorch's")
     with pytest.raises(TypeError, match="Sequential takes modules; got torch's Linear as 0"):
         nn.Sequential(torch.nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="convert_sync_batchnorm takes a Module; got torch's Linear"):
+        nn.SyncBatchNorm.convert_sync_batchnorm(torch.nn.Linear(2, 2))
     with pytest.raises(TypeError, match=r"such as model\.parameters\(\); got torch's Parameter"):
         flow.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
 

@@ -73,6 +73,24 @@ def test_to_takes_a_device_and_a_type_as_pytorch_spells_them() -> None:
         norm.to(flow.int64)
 
 
+def test_what_is_registered_is_of_its_kind_and_has_a_name_that_is_free() -> None:
+    module = Branch()
+    for register, given, said in (
+        (module.register_buffer, 3, r"register_buffer\(\) takes a Tensor as mask; got int"),
+        (module.register_parameter, flow.ones(1), r"register_parameter\(\) takes a Parameter as mask; got Tensor"),
+        (module.add_module, None, r"add_module\(\) takes a Module as mask; got NoneType"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            register("mask", given)
+    for name in ("", "a.b", "setting", "scale", "forward"):
+        with pytest.raises(ValueError, match=f"Branch cannot have a tensor called '{name}': give a name that is free"):
+            module.register_buffer(name, flow.ones(1))
+    assert list(module.state_dict()) == list(Branch().state_dict())
+    module.register_buffer("seen", None)
+    module.register_buffer("seen", flow.ones(3))
+    assert module.state_dict()["seen"].shape == (3,)
+
+
 def test_gradients_are_dropped_or_filled_with_zeros() -> None:
     module = nn.Linear(2, 1)
     for set_to_none in (False, True):

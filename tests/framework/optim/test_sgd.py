@@ -362,6 +362,14 @@ def test_momentum_lies_side_by_side_each_in_its_parameters_order() -> None:
         )
 
 
+@pytest.mark.parametrize(("name", "value"), [("lr", "fast"), ("lr", -1), ("lr", float("nan")), ("momentum", None)])
+def test_a_setting_that_is_none_is_refused_where_it_is_set(name: str, value: Any) -> None:
+    optimizer = SGD([leaf(1)], 0.5)
+    with pytest.raises(ValueError, match=f"{name} must be a number that is not negative; got {value!r}"):
+        setattr(optimizer, name, value)
+    assert (optimizer.lr, optimizer.momentum) == (0.5, 0)
+
+
 def test_its_repr_shows_its_settings() -> None:
     optimizer = SGD([leaf(1), leaf(2)], 0.5, momentum=0.9)
     optimizer.lr = 0.25
