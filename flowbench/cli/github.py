@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from flowbench.cli.parameter_types import Repository
 from flowbench.output import say
 
-_REPO = click.option("--repo", "repository", required=True, metavar="OWNER/NAME", help="The repository.")
+_REPO = click.option("--repo", "repository", type=Repository(), required=True, metavar="OWNER/NAME",
+                     help="The repository.")  # fmt: skip
 
 
 @click.command()

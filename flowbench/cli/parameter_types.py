@@ -54,6 +54,17 @@ class Pattern(click.ParamType):
         return value
 
 
+class Repository(click.ParamType):
+    """A repository of GitHub's, by its owner and its name."""
+
+    name = "OWNER/NAME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", value) is None:
+            self.fail(f"{value!r} is no repository of GitHub's, expected OWNER/NAME", param, ctx)
+        return value
+
+
 class Seconds(click.ParamType):
     """A finite time above 0."""
 

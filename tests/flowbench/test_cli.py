@@ -320,3 +320,12 @@ def test_an_empty_pattern_is_not_taken_for_all(arguments: list[str], capsys: pyt
         main(arguments)
     assert stop.value.code == 2
     assert "fits everything, expected a part of a name, or * for all" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["r", "o/", "https://github.com/o/r", "o/r/pulls", ""])
+def test_a_repository_is_named_by_its_owner_and_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["comment", "--artifact", "run.json", "--run-id", "5"], ["dispatch", "--event", "event.json"]):
+        with pytest.raises(SystemExit) as stop:
+            main([*arguments, "--repo", name])
+        assert stop.value.code == 2
+        assert f"{name!r} is no repository of GitHub's, expected OWNER/NAME" in capsys.readouterr().err
