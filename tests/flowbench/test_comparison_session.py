@@ -111,6 +111,14 @@ def noisy(turn: Turn, head_ms: float = 10.0) -> float:
     return head_ms * (1.0, 1.3)[turn.pair % 2] if side(turn) == "head" else 10.0
 
 
+def test_every_sitting_has_base_once_more_at_its_cheapest_case() -> None:
+    document = plan_comparison(replace(REQUEST, batch_sizes=(8, 2, 4)), (), Side("a", None), Side("b", None), {})
+    by_side = {
+        name: [c.input_shape[0] for c in document.cells if c.engine.endswith(f"@{name}")] for name in ("head", "canary")
+    }
+    assert by_side == {"head": [8, 2, 4], "canary": [2]}
+
+
 def test_sampling_ends_with_a_narrow_interval_and_what_looks_slower_is_confirmed(tmp_path: Path) -> None:
     watcher = Listening()
     document = sitting(tmp_path, lambda turn: 12.0 if side(turn) == "head" else 10.0, watcher=watcher)
