@@ -324,6 +324,19 @@ def test_documents_are_compared_and_reported_with_the_noise_floor_of_their_machi
         assert {one["margin"]["size"] for one in changes if one["quantity"]["name"] == "step time"} == {margin}
 
 
+def test_documents_of_unlike_machines_are_compared_by_force_alone_and_then_not_judged(
+    run_file: Path, tmp_path: Path
+) -> None:
+    tree, other = json.loads(run_file.read_text()), tmp_path / "other.json"
+    tree["machine"] |= {"cpu_model": "Another CPU", "usable_cores": 1}
+    other.write_text(json.dumps(tree))
+    with pytest.raises(FlowbenchError, match=r"unlike machines \(cpu_model: .* / Another CPU; usable_cores: .* / 1\)"):
+        comparing.compare(str(run_file), str(other), Request(), None, ())
+    status, text = comparing.compare(str(run_file), str(other), Request(), None, (), force=True)
+    assert status == 2
+    assert text.count("not comparable: unlike machines, shown by force") == 4
+
+
 def test_a_sitting_of_two_sides_is_judged_by_itself_and_takes_no_base(
     flowbench: Callable, situations: dict, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
