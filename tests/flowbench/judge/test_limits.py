@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from sittings import MIB, sitting
+from sittings import CASE, MIB, sitting
 
 from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import judge_document
@@ -47,6 +47,18 @@ def test_a_limit_holds_at_every_cell_it_matches_and_has_the_say_on_the_exit_code
     assert dataclasses.replace(comparison, limits=(unchecked, *results)).exit_code == 7, "one is exceeded for certain"
     assert dataclasses.replace(comparison, limits=(unchecked,)).exit_code == 2
     assert checked("", comparison) == []
+
+
+def test_memory_is_that_of_the_rank_that_takes_most() -> None:
+    document = sitting(cases=(dataclasses.replace(CASE, world_size=2, ddp=True),))
+    samples = []
+    for sample in document.samples:
+        one, other = sample.ranks
+        less = dataclasses.replace(other.memory, allocated_peak_bytes=60 * MIB)
+        samples.append(dataclasses.replace(sample, ranks=(one, dataclasses.replace(other, memory=less))))
+    comparison = judge_document(dataclasses.replace(document, samples=tuple(samples)))
+    kept = [checked(f'[[limit]]\ncell = "*"\nmax_allocated_mib = {most}', comparison)[0].kept for most in (100, 80)]
+    assert kept == [True, False]
 
 
 def test_what_was_not_measured_is_not_kept() -> None:
