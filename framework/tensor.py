@@ -292,6 +292,7 @@ class Tensor:
                 gradient = self._copy(gradient)
             self.grad = Tensor(gradient)
         else:
+            self._check_held(self.grad, gradient)
             if 0 in self.grad.array.stride:
                 # Given by the caller, with several elements in one place: each would be added to for all.
                 self.grad = Tensor(self._copy(self.grad.array))
@@ -301,6 +302,18 @@ class Tensor:
             # As they are now: a hook may add and remove hooks.
             for hook in tuple(hooks):
                 hook(self)
+
+    def _check_held(self, held: Tensor, gradient: Array) -> None:
+        """Raises TypeError or ValueError where `grad`, which anybody may have set, is none that `gradient` can be added to."""
+        if not isinstance(held, Tensor):
+            raise TypeError(f"backward() adds to grad, which is a tensor or None; it was set to {type(held).__name__}")
+        own = held.array
+        device, own_device = gradient.storage.device, own.storage.device
+        if own.shape != gradient.shape or own.dtype is not gradient.dtype or own_device is not device:
+            raise ValueError(
+                f"a gradient of shape {list(gradient.shape)}, {gradient.dtype}, on {device} cannot be added to a grad of shape"
+                f" {list(own.shape)}, {own.dtype}, on {own_device}; set grad to None, or to a tensor of that kind"
+            )
 
     def _copy(self, gradient: Array) -> Array:
         kernels = runtime(self.device)

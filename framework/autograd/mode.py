@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,13 @@ from typing import Any
 class _Mode(threading.local):
     recording = True
 
+    def __init__(self) -> None:
+        # What it was before each block that this thread is in.
+        self.outer: list[bool] = []
+
 
 mode = _Mode()
+_RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
 class _Recording:
@@ -26,13 +32,20 @@ class _Recording:
         return made if function is None else made(function)
 
     def __enter__(self) -> None:
-        self._before = mode.recording
+        # Kept by the thread: one object may be entered again within its own block, and by other threads.
+        mode.outer.append(mode.recording)
         mode.recording = self._recording
 
     def __exit__(self, *_: object) -> None:
-        mode.recording = self._before
+        mode.recording = mode.outer.pop()
 
     def __call__(self, function: Callable) -> Callable:
+        if any(runs_later(function) for runs_later in _RUN_LATER):
+            raise TypeError(
+                f"{type(self).__name__} decorates functions that run when they are called, which {function.__qualname__}, a"
+                f" generator or coroutine, does not: write `with flow.{type(self).__name__}():` within it"
+            )
+
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             with type(self)():

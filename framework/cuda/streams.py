@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from weakref import WeakValueDictionary
 
 from framework.device import Device, DeviceLike, cuda_device
 from framework.vm import cuda as vm_cuda
@@ -24,6 +25,7 @@ class Stream:
         made = runtime(cuda_device(device))
         self._stream = vm_cuda.CudaStream(made.device, "user's")
         self._is_own = True
+        _own[self._stream] = self
         machine.add_stream(self._stream)
 
     @classmethod
@@ -155,4 +157,9 @@ class Event:
 
 def _shown(stream: object) -> Stream:
     assert isinstance(stream, vm_cuda.CudaStream)
-    return Stream._of(stream)
+    # A user's is shown by the object that it ends with: whoever holds another could use it when it has ended.
+    return _own.get(stream) or Stream._of(stream)
+
+
+# The objects that end the users' streams.
+_own: WeakValueDictionary[vm_cuda.CudaStream, Stream] = WeakValueDictionary()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -136,6 +137,29 @@ def test_no_grad_as_a_decorator_and_after_an_exception() -> None:
     with pytest.raises(ZeroDivisionError), no_grad():
         raise ZeroDivisionError
     assert is_grad_enabled()
+
+
+def test_one_no_grad_may_be_entered_within_its_own_block() -> None:
+    once = no_grad()
+    with once:
+        with once, enable_grad():
+            assert is_grad_enabled()
+        assert not is_grad_enabled()
+    assert is_grad_enabled()
+
+
+def test_no_grad_decorates_nothing_that_runs_later() -> None:
+    def batches() -> Iterator[bool]:
+        yield is_grad_enabled()
+
+    async def answer() -> bool:
+        return is_grad_enabled()
+
+    for function in (batches, answer):
+        with pytest.raises(
+            TypeError, match=r"no_grad decorates .*(batches|answer), .* write `with flow\.no_grad\(\):`"
+        ):
+            no_grad()(function)
 
 
 def test_no_grad_holds_for_its_own_thread_alone() -> None:

@@ -373,6 +373,26 @@ def test_a_gradient_that_was_given_expanded_is_added_to_element_by_element() -> 
     assert given.tolist() == [1]
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (flow.ones(3), r"gradient of shape \[1\], .* to a grad of shape \[3\]"),
+        (flow.ones(1, dtype=flow.float64), r"flow\.float32, on cpu cannot .* flow\.float64"),
+        (flow.ones(1, dtype=flow.int64), r"flow\.int64"),
+        (np.ones(1, np.float32), "was set to ndarray"),
+    ],
+)
+def test_what_was_set_as_a_gradient_and_is_of_another_kind_is_refused(given: Any, words: str) -> None:
+    x = leaf(2)
+    x.grad = given
+    with pytest.raises((TypeError, ValueError), match=words):
+        (x * 3).sum().backward()
+    assert np.array_equal(np.asarray(given), np.ones(np.shape(given)))
+    x.grad = None
+    (x * 3).sum().backward()
+    assert x.grad.tolist() == [3]
+
+
 def test_a_sum_goes_on_in_the_memory_that_is_nobody_elses() -> None:
     theirs, own, third = (flow.tensor([value]).array for value in (1.0, 2.0, 4.0))
     total = Gradient(theirs, owned=False)

@@ -272,6 +272,20 @@ def test_a_stream_ends_with_its_object(fake_cuda) -> None:
     assert there.tolist() == [5]
 
 
+def test_a_stream_lives_as_long_as_whoever_was_told_that_it_is_the_current_one(fake_cuda) -> None:
+    with flow.cuda.stream(flow.cuda.Stream()):
+        current = flow.cuda.current_stream()
+        there = _pinned([5.0]).to("cuda", non_blocking=True)
+    assert not current.query()
+    event = current.record_event()
+    flow.cuda.current_stream().wait_stream(current)
+    assert there.tolist() == [5]
+    assert event.query()
+    before = len(machine.streams)
+    del current
+    assert len(machine.streams) == before - 1
+
+
 def test_events_and_waits(fake_cuda) -> None:
     one, two = flow.cuda.Stream(), flow.cuda.Stream()
     with flow.cuda.stream(one):
