@@ -182,6 +182,8 @@ def _backward_input(grad_x: Layout, grad_y: Layout, weight: Layout, geometry: Ge
 def _backward_weight(
     grad_weight: Layout, has_bias: bool, grad_y: Layout, x: Layout, geometry: Geometry
 ) -> Computation | None:
+    if _overruns(x[0], grad_weight[0], geometry):
+        return None
     source, target = _layouts_for_weight_gradient(x[0], grad_y[0], grad_weight[0], geometry)
     bias = grad_weight[0][0] if has_bias else None
     hint = _describe_forward(source, target, _free_weight(grad_weight[0], geometry), bias, geometry)
@@ -208,6 +210,15 @@ def _backward_weight(
     if has_bias:
         operands.append(Operand(DIFF_BIAS, descriptors.vector(grad_weight[0][0]), is_output=True))
     return Computation(description, operands)
+
+
+def _overruns(x: Shape, weight: Shape, geometry: Geometry) -> bool:
+    """Whether oneDNN 3.2 would write behind its scratch memory: what lies there changes, or the process ends.
+
+    For a 1×1 kernel under a stride it first gathers the pixels that are met, in whole blocks of 8 or 16 channels, into room for
+    the channels that there are.
+    """
+    return weight[2:] == (1, 1) and geometry[0] != (1, 1) and x[1] % 16 != 0
 
 
 def _layouts_for_weight_gradient(

@@ -24,6 +24,7 @@ from framework.kernels.onednn import (
     optimizer,
     patches,
     pooling,
+    primitive,
 )
 from framework.vm import Array, channels_last_stride, runtime
 from tests.framework.kernels import check
@@ -152,6 +153,45 @@ def test_a_convolution_nobody_compiled_is_numpys():
     kernels.conv2d(y, x, weight, None, **attributes)
     reference.TABLE.kernels["conv2d"](expected, x, weight, None, **attributes)
     np.testing.assert_allclose(y.ndarray, expected.ndarray, rtol=1e-4, atol=1e-3)
+
+
+class _Guarded:
+    """Scratch memory between two strips that nobody may write to."""
+
+    STRIP = 4096
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = np.full(nbytes + 2 * self.STRIP + 64, 0xAB, np.uint8)
+        self.start = self.STRIP + -(self.bytes.ctypes.data + self.STRIP) % 64
+        self.nbytes, self.ptr = nbytes, self.bytes.ctypes.data + self.start
+
+    def is_overrun(self) -> bool:
+        strips = self.bytes[: self.start], self.bytes[self.start + self.nbytes :]
+        return any((strip != 0xAB).any() for strip in strips)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("stride", [(1, 1), (2, 2), (1, 2)])
+@pytest.mark.parametrize("channels", [1, 4, 5, 7, 8])
+def test_no_convolution_writes_beyond_its_scratch_memory(channels, stride, window, monkeypatch):
+    given = []
+
+    def scratch(_, nbytes):
+        given.append(_Guarded(nbytes))
+        return given[-1]
+
+    monkeypatch.setattr(primitive, "scratch", scratch)
+    padding, size = (window // 2,) * 2, (8, 16)
+    attributes = {"stride": stride, "padding": padding, "dilation": (1, 1), "groups": 1}
+    kernels = runtime(cpu)
+    for outputs in (1, 2, 6, 17):
+        x, weight = _random(3, channels, *size), _random(outputs, channels, window, window, seed=1)
+        y = _random(3, outputs, size[0] // stride[0], size[1] // stride[1], seed=2)
+        kernels.conv2d(_random(*y.shape), x, weight, None, **attributes)
+        kernels.conv2d_backward_input(_random(*x.shape), y, weight, **attributes)
+        kernels.conv2d_backward_weight(_random(*weight.shape), _random(outputs), y, x, **attributes)
+    assert not [room.nbytes for room in given if room.is_overrun()]
 
 
 def test_the_same_inputs_give_the_same_bits():
