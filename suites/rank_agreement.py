@@ -4,7 +4,9 @@
 
 First in float32, each rank with data of its own: after every step the parameters of all ranks are compared bit for bit. Then in
 float64 with SyncBatchNorm, beside one rank that trains alone on the data of all: the mean of the ranks' losses has to be its
-loss at every step. Exit code 0 where both hold, else that of the rank which found the difference, and names it.
+loss at every step. There the last normalisation of each block starts at a fifth: a ResNet as it is drawn multiplies what
+rounding does so much at each step that after ten of them nothing else would decide its losses. Exit code 0 where both hold,
+else that of the rank which found the difference, and names it.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run as a script
 
 MOST_APART = 1e-5  # losses in float64
-_SETTINGS = {"lr": 0.01, "momentum": 0.9}
+_SETTINGS = {"lr": 1e-3, "momentum": 0.9}
 _CLASSES = 10
 
 
@@ -77,10 +79,10 @@ def train_as_one(flow: Any, job: dict[str, Any]) -> float:
     """Trains in float64 beside the first rank alone; how far a loss was from its own at most, on the first rank."""
     own = flow.distributed
     rank, size = own.get_rank(), own.get_world_size()
-    module = flow.nn.SyncBatchNorm.convert_sync_batchnorm(_model(flow, job, flow.float64))
+    module = flow.nn.SyncBatchNorm.convert_sync_batchnorm(_damped(flow, _model(flow, job, flow.float64)))
     model = flow.nn.parallel.DistributedDataParallel(module)
     optimizer = flow.optim.SGD(model.parameters(), **_SETTINGS)
-    alone = _model(flow, job, flow.float64) if rank == 0 else None
+    alone = _damped(flow, _model(flow, job, flow.float64)) if rank == 0 else None
     optimizer_alone = flow.optim.SGD(alone.parameters(), **_SETTINGS) if alone is not None else None
     most = 0.0
     for step in range(1, job["float64_steps"] + 1):
@@ -94,13 +96,23 @@ def train_as_one(flow: Any, job: dict[str, Any]) -> float:
                 raise DisagreementError(
                     f"step {step}: the ranks' mean loss is {sum(losses) / size!r}, one rank's {wanted!r}"
                 )
-        _progress(own, "float64", step, job["float64_steps"])
+        _progress(own, f"float64, {most:.1e} apart", step, job["float64_steps"])
     return most
 
 
 def _model(flow: Any, job: dict[str, Any], dtype: Any) -> Any:
     flow.manual_seed(0)
     return getattr(flow.models, job["model"])(num_classes=_CLASSES).to(job["device"]).to(dtype)
+
+
+def _damped(flow: Any, model: Any) -> Any:
+    """The model, of whose blocks each adds a fifth of what it would to its input."""
+    with flow.no_grad():
+        for block in model.modules():
+            last = getattr(block, "bn3", None) or getattr(block, "bn2", None)
+            if last is not None:
+                last.weight.fill_(0.2)
+    return model
 
 
 def _drawn(job: dict[str, Any], step: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
@@ -132,7 +144,7 @@ def _say(own: Any, text: str) -> None:
 
 
 def _progress(own: Any, what: str, step: int, steps: int) -> None:
-    if own.get_rank() == 0 and (step % 20 == 0 or step == steps):
+    if own.get_rank() == 0 and (step % 10 == 0 or step == steps):
         print(f"{what}: step {step} of {steps}", file=sys.stderr, flush=True)
 
 

@@ -338,6 +338,24 @@ def test_memory_by_size_and_holder_and_in_numbers(fake_cuda) -> None:
     assert a.shape == b.shape
 
 
+def test_peaks_begin_anew_and_the_cache_goes_back(fake_cuda) -> None:
+    held = flow.empty(1 << 20, device="cuda")
+    other = flow.empty(1 << 24, device="cuda")
+    del other
+    cuda = flow.cuda
+    assert (cuda.memory_allocated(), cuda.max_memory_allocated()) == (4 << 20, 68 << 20)
+    cuda.reset_peak_memory_stats()
+    assert cuda.max_memory_allocated() == 4 << 20
+    assert cuda.max_memory_reserved() == cuda.memory_reserved() > 64 << 20
+    cuda.empty_cache()
+    assert cuda.memory_reserved() < 64 << 20
+    assert sum(len(memory) for memory in fake_cuda.memory.values()) == cuda.memory_reserved()
+    assert cuda.memory_allocated("cuda:1") == cuda.max_memory_reserved(1) == 0
+    del held
+    cuda.empty_cache()
+    assert cuda.memory_reserved() == 0
+
+
 def test_a_refusal_says_what_is_left_and_what_could_be_freed(fake_cuda) -> None:
     held = flow.empty(1 << 20, device="cuda")
     flow.cuda.set_memory_limit(40 << 20)
