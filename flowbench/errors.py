@@ -27,6 +27,19 @@ def unknown_name(kind: str, given: str, known: Iterable[str]) -> FlowbenchError:
     return FlowbenchError(f"unknown {kind} {given!r}: {hint}known are {', '.join(names) or 'none'}")
 
 
+_USED_UP = {
+    errno.EMFILE: "raise ulimit -n, or take fewer ranks",
+    errno.ENFILE: "the whole system has no open file left: end other programs, or take fewer ranks",
+    errno.EAGAIN: "raise ulimit -u (or pids.max of a container), or take fewer ranks",
+    errno.ENOMEM: "free some memory, or take fewer ranks",
+}
+
+
+def used_up(error: OSError) -> str:
+    """The way out where the system has no process, open file or memory left; nothing for other errors."""
+    return f": {_USED_UP[error.errno]}" if error.errno in _USED_UP else ""
+
+
 def room(error: Exception) -> str:
     """How a way out begins where `error` is that the disk is full; nothing for other errors."""
     return "free some space or " if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) else ""

@@ -54,6 +54,7 @@ def push(
     Files of runs that were pruned here leave the branch, and do not come back from another store.
     """
     git = _Git(repository)
+    _refuse_no_names(git, remote, branch)
     contents = archive.contents()
     ours = {f"runs/{entry.run_id}.json": archive.runs / f"{entry.run_id}.json" for entry in contents.entries}
     strangers = {stranger.path for stranger in contents.strangers}
@@ -84,6 +85,7 @@ def push(
 def pull(archive: Archive, repository: Path, remote: str, branch: str) -> Transfer:
     """Take from the branch of `remote` what the store lacks; what is no document there is named and left out."""
     git = _Git(repository)
+    _refuse_no_names(git, remote, branch)
     tip = git.fetch(remote, branch)
     if tip is None:
         raise FlowbenchError(f"{remote} has no branch {branch!r}; flowbench store push makes it")
@@ -120,6 +122,14 @@ def pull(archive: Archive, repository: Path, remote: str, branch: str) -> Transf
 
 def _run_id(name: str) -> str | None:
     return name[len("runs/") : -len(".json")] if name.startswith("runs/") else None
+
+
+def _refuse_no_names(git: _Git, remote: str, branch: str) -> None:
+    """FlowbenchError for a remote that git would take for an option, which may run any program, and for no branch's name."""
+    if not remote or remote.startswith("-"):
+        raise FlowbenchError(f"{remote!r} is no remote, expected a remote's name or address: give it with --remote")
+    if branch.startswith("-") or branch in ("HEAD", "@") or not git.is_ref(f"refs/heads/{branch}"):
+        raise FlowbenchError(f"{branch!r} is no name of a branch, expected one such as {BRANCH}: give it with --branch")
 
 
 def _refuse_other_branch(git: _Git, tip: str | None, remote: str, branch: str) -> None:
@@ -160,14 +170,19 @@ class _Git:
             raise FlowbenchError(f"git {arguments[0]} failed in {self._directory}: {_last_line(done)}{way_out}")
         return done.stdout.decode(errors="replace").strip()
 
+    def is_ref(self, name: str) -> bool:
+        """Whether git takes `name` for the whole name of a ref."""
+        return self._done(("check-ref-format", name)).returncode == 0
+
     def tracking(self, branch: str) -> str:
         """Our own ref of what was fetched, so that a next fetch brings the new alone."""
         return f"refs/flowbench/{branch}"
 
     def tip(self, remote: str, branch: str) -> str | None:
         """The commit the branch stands at in the remote; None where there is no such branch."""
-        lines = self.run("ls-remote", remote, f"refs/heads/{branch}").splitlines()
-        return lines[-1].split()[0] if lines else None
+        name = f"refs/heads/{branch}"
+        rows = [line.split() for line in self.run("ls-remote", remote, name).splitlines()]
+        return next((row[0] for row in rows if row[1:] == [name]), None)  # it lists what ends with the name, too
 
     def fetch(self, remote: str, branch: str) -> str | None:
         """As `tip`, with its objects brought here."""

@@ -16,7 +16,7 @@ from flowbench.cli.judge import aa, bisect, compare
 from flowbench.cli.measure import doctor, run
 from flowbench.cli.report import explain, parse, report, schema
 from flowbench.cli.store import history, store
-from flowbench.errors import FlowbenchError, Interrupted
+from flowbench.errors import FlowbenchError, Interrupted, used_up
 from flowbench.output import drop_output, unwritten
 
 # What writing says where a disk is full, a descriptor is closed or a device fails.
@@ -39,7 +39,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except SystemExit:
         status = 0  # click's way out when help's reader has gone; its status 1 would read as "a regression was found"
     except OSError as error:
-        if error.filename is not None or error.errno not in _UNWRITABLE:
+        if used_up(error):  # of whatever was to be started or opened
+            status = _complain(f"{error.strerror}{used_up(error)}", 2)
+        elif error.filename is not None or error.errno not in _UNWRITABLE:
             status = _report_fault()
         else:  # click prints help and version by itself
             drop_output()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from flowbench.errors import used_up
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.launchers import Launched
 from flowbench.measure.processes import end_group, last_words
@@ -73,15 +74,21 @@ class RankGroup:
         self._kills_before = _memory_kills()
 
     def start(self) -> None:
-        """Start the ranks and tell each its job; they go on by themselves to their first barrier."""
-        if self._job.launcher is not None:
-            self._launch(self._job.launcher)
-            return
-        port = free_port()
-        for number in range(self._job.cell.world_size):
-            self._add(
-                start_rank(number, self._job, self._mark, port), replace(self._job, rank=number, local_rank=number)
-            )
+        """Start the ranks and tell each its job; they go on by themselves to their first barrier.
+
+        Where the system lets one of them not start, the group `has_failed`.
+        """
+        try:
+            if self._job.launcher is not None:
+                self._launch(self._job.launcher)
+                return
+            port = free_port()
+            for number in range(self._job.cell.world_size):
+                rank = start_rank(number, self._job, self._mark, port)
+                self._add(rank, replace(self._job, rank=number, local_rank=number))
+        except OSError as error:
+            of = f" (rank {len(self._ranks)} of {self._job.cell.world_size})" if self._job.cell.world_size > 1 else ""
+            self._error = f"its process cannot be started{of}: {error.strerror or error}{used_up(error)}"
 
     def _launch(self, launcher: str) -> None:
         """Has the ranks started by a launcher, and waits until they have called."""
@@ -147,6 +154,11 @@ class RankGroup:
         return all(rank.result is not None for rank in self._ranks)
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it is known to give no result."""
+        return self._error is not None
+
+    @property
     def waits(self) -> bool:
         """Whether all ranks live and wait to be released."""
         return self._error is None and all(rank.waits and rank.process.poll() is None for rank in self._ranks)
@@ -178,7 +190,7 @@ class RankGroup:
         """What came of it; `left_behind` are the command lines of what had to be ended after the ranks."""
         ranks = tuple(rank.result for rank in self._ranks if rank.result is not None)
         error = self._error
-        if error is None and len(ranks) < len(self._ranks):
+        if error is None and len(ranks) < self._job.cell.world_size:
             error = "a rank ended without a result"
         states = {rank.number: rank.state for rank in self._ranks if rank.state is not None}
         disagreement = None if error else compare_states(states, exact=self._job.cell.device == "cpu")

@@ -48,11 +48,15 @@ class RankProcess:
 
 
 def start_rank(number: int, job: Job, mark: str, port: int) -> RankProcess:
-    """A fresh process for rank `number`, which waits for its job on its pipe; all ranks meet at `port`."""
-    command_read, command_write = os.pipe()
-    event_read, event_write = os.pipe()
-    output_read, output_write = os.pipe()
+    """A fresh process for rank `number`, which waits for its job on its pipe; all ranks meet at `port`.
+
+    Raises OSError where the system has no process, or no open file, left.
+    """
+    pipes: list[tuple[int, int]] = []
     try:
+        for _ in ("commands", "events", "output"):
+            pipes.append(os.pipe())
+        (command_read, command_write), (event_read, event_write), (output_read, output_write) = pipes
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "flowbench.measure.worker", str(command_read), str(event_write)],
             stdin=subprocess.DEVNULL,
@@ -62,9 +66,12 @@ def start_rank(number: int, job: Job, mark: str, port: int) -> RankProcess:
             env=rank_environment(number, job, mark, port),
             start_new_session=True,
         )
-    finally:
-        for descriptor in (command_read, event_write, output_write):
+    except OSError:  # too many processes, or open files: of these none may be lost to what comes later
+        for descriptor in (one for pipe in pipes for one in pipe):
             os.close(descriptor)
+        raise
+    for descriptor in (command_read, event_write, output_write):
+        os.close(descriptor)
     return RankProcess(number, process, command_write, event_read, output_read)
 
 

@@ -53,6 +53,11 @@ class Round:
         for group in self._groups:
             group.start()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it is known of a group that it gives no result, such as one whose processes cannot be started."""
+        return any(group.has_failed for group in self._groups)
+
     def run(
         self,
         on_steps: Sequence[Callable[[int], None]] | None = None,

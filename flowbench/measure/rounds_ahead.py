@@ -46,7 +46,7 @@ class RoundsAhead:
         """The round of `turns`, to be run next. Where it has not started, it starts now, and some of `later` with it.
 
         So many that the cores have a process each, and the free memory is enough. What waits and is none of `later` is ended;
-        what was killed while it waited starts anew. Raises OSError where the system lets no process of `turns` start.
+        what was killed while it waited starts anew. Where the system lets no process of `turns` start, their results say so.
         """
         to_come = [tuple(one) for one in later]
         for outdated in self._rounds.keys() - {tuple(turns), *to_come}:
@@ -85,11 +85,8 @@ class RoundsAhead:
             if started and (full or not all(map(_can_wait, jobs))):
                 break
             self._rounds[turns] = Round(jobs, f"{self._mark}/{next(self._numbers)}", self._silence_s)
-            try:
-                self._rounds[turns].start()
-            except OSError:  # too many processes, or open files
-                if not started:
-                    raise
+            self._rounds[turns].start()
+            if started and self._rounds[turns].has_failed:  # too many processes, or open files
                 self._rounds.pop(turns).close()
                 break  # it starts when it is to be run, and there is room again
             started.append(self._rounds[turns])

@@ -233,3 +233,37 @@ def test_what_is_no_repository_or_has_no_branch_is_said(
         storing.push(store.folder, clones[0], "nowhere", "b")
     with pytest.raises(FlowbenchError, match="no such folder"):
         storing.push(tmp_path / "none", clones[0], *PLACE)
+
+
+@pytest.mark.parametrize(
+    ("remote", "branch", "said"),
+    [
+        ("--upload-pack=touch {}", PLACE[1], "is no remote, expected a remote's name or address: give it with --remote"),
+        ("--receive-pack=touch {}", PLACE[1], "is no remote"),
+        ("", PLACE[1], "'' is no remote"),
+        *(("origin", name, "is no name of a branch, expected one such as flowbench-runs: give it with --branch")
+          for name in ("", "-x", "--force", "..", "*", "a b", "a:b", "HEAD", "@", "x.lock")),
+    ],
+)  # fmt: skip
+def test_an_option_is_no_remote_and_what_git_takes_for_no_branch_is_said(
+    remote: str, branch: str, said: str, document: RunDocument, clones: list[Path], tmp_path: Path
+) -> None:
+    store, made = Archive(tmp_path / "store"), tmp_path / "made"
+    store.add(document)
+    remote = remote.format(made)
+    for move in (storing.push, storing.pull):
+        with pytest.raises(FlowbenchError) as refused:
+            move(store.folder, clones[0], remote, branch)
+        assert said in str(refused.value)
+    assert not made.exists()
+    assert git(tmp_path / "bare.git", "branch", "--format=%(refname)") == "refs/heads/main"
+
+
+def test_a_branch_whose_name_ends_with_that_of_ours_is_another(
+    document: RunDocument, clones: list[Path], tmp_path: Path
+) -> None:
+    store = Archive(tmp_path / "store")
+    store.add(document)
+    storing.push(store.folder, clones[0], *PLACE)
+    git(clones[0], "push", "-q", "origin", f"main:refs/heads/zz/refs/heads/{PLACE[1]}")
+    assert storing.pull(tmp_path / "other", clones[1], *PLACE)[0].startswith("1 file pulled")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import jsonschema
 import pytest
@@ -329,3 +331,19 @@ def test_a_repository_is_named_by_its_owner_and_its_name(name: str, capsys: pyte
             main([*arguments, "--repo", name])
         assert stop.value.code == 2
         assert f"{name!r} is no repository of GitHub's, expected OWNER/NAME" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM])
+def test_a_system_that_has_no_process_or_file_left_is_one_line(
+    number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("flowbench.commands.doctor.examine", refuse)
+    with pytest.raises(SystemExit) as stop:
+        main(["doctor"])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"flowbench: {os.strerror(number)}: ")
+    assert "take fewer ranks" in line

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import resource
 import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,7 @@ from flowbench.engine_registry import load_engine
 from flowbench.measure import rank_group
 from flowbench.measure.agreement import compare_states
 from flowbench.measure.processes import marked
-from flowbench.measure.rank_group import GroupResult
+from flowbench.measure.rank_group import GroupResult, RankGroup
 from flowbench.measure.ranks import Round, get_ready, run_group
 from flowbench.measure.wire import Job, Phase, RankState
 
@@ -98,6 +101,28 @@ def test_groups_that_work_at_the_same_time_are_listened_to_at_the_same_time(
     get_ready(rounds)
     assert [one.waits for one in rounds] == [True, True]
     assert [result.error for one in rounds for result in one.run()] == [None, None]
+
+
+def test_ranks_that_find_no_open_file_fail_their_group_and_keep_none(request: pytest.FixtureRequest) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard)))
+    taken = {int(name) for name in os.listdir("/proc/self/fd")}
+    limit = next(number for number in count(1) if len(set(range(number)) - taken) == 12)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    for _ in range(3):
+        result = group("toy", world_size=4)
+        assert result.error is not None
+        said = r"its process cannot be started \(rank [123] of 4\): Too many open files: raise ulimit -n, or take fewer ranks"
+        assert re.fullmatch(said, result.error)
+        assert result.ranks == ()
+    assert len(os.listdir("/proc/self/fd")) == len(taken)
+    assert group("toy", world_size=1).error is None, "there is room for one"
+
+
+def test_a_group_without_a_rank_has_no_result() -> None:
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 1)
+    never_started = RankGroup(Job(Cell.of(case, "toy"), 0, 3, 1, 0, 1e-4, 0.9), MARK, None)
+    assert never_started.result(()).error == "a rank ended without a result"
 
 
 def test_a_late_and_slow_rank_is_waited_for_and_shows() -> None:
