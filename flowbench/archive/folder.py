@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowbench.codec import CodecError, decode, encode
-from flowbench.errors import FlowbenchError
+from flowbench.errors import FlowbenchError, room
 from flowbench.judge.points import points_of
 from flowbench.record.document import DocumentError, document_text, parse_document
 from flowbench.record.points import ImportedPoint, Point
@@ -253,4 +253,6 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FlowbenchError(f"{path}: {error.strerror or error}; the store's folder has to be writable") from None
+        raise FlowbenchError(
+            f"{path}: {error.strerror or error}; {room(error)}take a store in a folder that can be written"
+        ) from None

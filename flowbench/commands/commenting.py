@@ -140,7 +140,7 @@ def _payload(event: Path) -> dict[str, Any]:
             raise TypeError("not of an event's types")
     except OSError as error:
         raise FlowbenchError(f"{event}: {error.strerror}, expected the payload of issue_comment") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise FlowbenchError(f"{event}: expected the payload of issue_comment, as in GITHUB_EVENT_PATH") from None
     return payload
 

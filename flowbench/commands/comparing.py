@@ -143,6 +143,14 @@ def measured(
             with ProgressDisplay(document) as display:
                 document = run_comparison(path, document, places, display)
             return path, _profiled(path, document, places)
+    except store.WriteError as error:
+        if path is None:
+            raise
+        if document.ending.how != "running":
+            raise FlowbenchError(f"{error.what}; all was measured: flowbench compare {path} judges it") from None
+        raise FlowbenchError(
+            f"{error.what}; what was measured is in {path}: flowbench compare --resume {path} goes on"
+        ) from None
     except KeyboardInterrupt:
         if path is None:
             raise Interrupted("interrupted before anything was measured") from None
@@ -201,7 +209,10 @@ def _resumed(path: Path, request: Request, base: Side, head: Side) -> RunDocumen
 
 def _reported(path: Path, document: RunDocument, limits_text: tuple[str, str] | None) -> tuple[ComparisonSet, str]:
     comparison = judged(document, limits_text)
-    text = write_reports(path, document, comparison)
+    try:
+        text = write_reports(path, document, comparison)
+    except store.WriteError as error:
+        raise FlowbenchError(f"{error.what}; all was measured: flowbench compare {path} judges it") from None
     return comparison, "\n".join([text, *why(comparison), *profiles.changes(document)])
 
 

@@ -154,7 +154,10 @@ def evidence(setting: record.Setting, sitting: record.AaSitting, side: str) -> E
 def _sitting(document: RunDocument, places: dict[str, Place], load: bool, watcher: Watcher) -> record.AaSitting:
     started, began = datetime.now(UTC).isoformat(timespec="seconds"), monotonic()
     with tempfile.TemporaryDirectory() as folder, _competing(load):
-        measured = run_comparison(store.create(Path(folder), document), document, places, watcher)
+        try:
+            measured = run_comparison(store.create(Path(folder), document), document, places, watcher)
+        except store.WriteError as error:
+            raise FlowbenchError(f"{error.what}; free some space there, or set TMPDIR to another folder") from None
     bad = next((sample for sample in measured.samples if sample.status != "ok"), None)
     if bad is not None:
         raise FlowbenchError(f"a sitting cannot be measured: {bad.cell}: {bad.error}")

@@ -60,6 +60,14 @@ def run(request: Request, resume: Path | None, out: Path | None, command: Sequen
         raise Interrupted(
             f"interrupted; what was measured is in {path}, go on with: flowbench run --resume {path}"
         ) from None
+    except store.WriteError as error:
+        if path is None:
+            raise
+        if document.ending.how == "complete":
+            raise FlowbenchError(f"{error.what}; all was measured, see it with: flowbench report {path}") from None
+        raise FlowbenchError(
+            f"{error.what}; what was measured is in {path}, go on with: flowbench run --resume {path}"
+        ) from None
     return exit_status(document), text
 
 

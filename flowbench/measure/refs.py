@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,12 +61,13 @@ def placed_sides(repository: Path, base: str, head: str | None) -> Iterator[tupl
     asked = [(ref, None if ref is None else resolve(root, ref, _OR_DOCUMENT)) for ref in (base, head)]
     with pruned(root), held_folder() as folder:
         placed = []
-        for (ref, commit), role in zip(asked, ("base", "head"), strict=True):
-            if ref is None or commit is None:
-                source, side = _copy(root, folder / role), Side(WORKING_TREE, read_git(root))
-            else:
-                source, side = _check_out(root, ref, commit, folder / role), Side(ref, Git(commit, None, False))
-            placed.append(PlacedSide(side, str(_linked(source, folder / f"{role}-path", side.asked))))
+        with _placing(folder):
+            for (ref, commit), role in zip(asked, ("base", "head"), strict=True):
+                if ref is None or commit is None:
+                    source, side = _copy(root, folder / role), Side(WORKING_TREE, read_git(root))
+                else:
+                    source, side = _check_out(root, ref, commit, folder / role), Side(ref, Git(commit, None, False))
+                placed.append(PlacedSide(side, str(_linked(source, folder / f"{role}-path", side.asked))))
         yield placed[0], placed[1]
 
 
@@ -75,10 +77,11 @@ def placed_copy(root: Path) -> Iterator[PlacedSide]:
     if not (root / PACKAGE).is_dir():
         raise FlowbenchError(f"{root} has no {PACKAGE}/: there is nothing in it to measure")
     with held_folder() as folder:
-        shutil.copytree(root / PACKAGE, folder / "copy" / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
-        yield PlacedSide(
-            Side(WORKING_TREE, read_git(root)), str(_linked(folder / "copy", folder / "path", WORKING_TREE))
-        )
+        with _placing(folder):
+            names = [path.relative_to(root) for path in sorted((root / PACKAGE).rglob("*"))]
+            _copy_files(root, folder / "copy", [name for name in names if "__pycache__" not in name.parts])
+            path = _linked(folder / "copy", folder / "path", WORKING_TREE)
+        yield PlacedSide(Side(WORKING_TREE, read_git(root)), str(path))
 
 
 def resolve(root: Path, ref: str, or_else: str = "") -> str:
@@ -146,13 +149,26 @@ def _new_folder(cache: Path) -> tuple[Path, int]:
             folder = Path(tempfile.mkdtemp(dir=cache))
             lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR)
         except OSError as error:
-            raise FlowbenchError(
-                f"cannot write {cache}: {error.strerror or error}; {room(error)}set XDG_CACHE_HOME to another folder"
-            ) from None
+            raise _unwritten(cache, error) from None
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / _LOCK).exists():
             return folder, lock
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _placing(folder: Path) -> Iterator[None]:
+    """Where a side cannot be written into `folder`, of the cache, that is said with the way out."""
+    try:
+        yield
+    except OSError as error:
+        raise _unwritten(folder.parent, error) from None
+
+
+def _unwritten(cache: Path, error: OSError) -> FlowbenchError:
+    return FlowbenchError(
+        f"cannot write {cache}: {error.strerror or error}; {room(error)}set XDG_CACHE_HOME to another folder"
+    )
 
 
 def _cache() -> Path:
@@ -189,6 +205,8 @@ def _remove(folder: Path) -> None:
 def _check_out(root: Path, ref: str, commit: str, where: Path) -> Path:
     done = _run(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(where), commit)
     if done.returncode != 0:
+        if os.strerror(errno.ENOSPC) in done.stderr:  # not the commit's fault: a search must not skip it
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         raise SideError(ref, f"ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
     if (where / ".gitmodules").exists():
         done = _run(where, "submodule", "update", "--init", "--recursive", "--quiet")
@@ -208,11 +226,15 @@ def _copy(root: Path, where: Path) -> Path:
             " commit them there, or give head as a ref"
         )
     names = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", PACKAGE) or ""
-    for name in filter(None, names.split("\0")):
+    _copy_files(root, where, map(Path, filter(None, names.split("\0"))))
+    return where
+
+
+def _copy_files(root: Path, where: Path, names: Iterable[Path]) -> None:
+    for name in names:
         if (root / name).is_file():
             (where / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, where / name)
-    return where
 
 
 def _is_dirty(line: str) -> bool:
@@ -253,7 +275,10 @@ def _run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     pipe = subprocess.PIPE
     try:
         # A session of its own: what git has started can be ended with it.
-        git = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True)
+        git = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True,
+            env={**os.environ, "LC_ALL": "C"},  # its words are read, which it may translate
+        )  # fmt: skip
     except OSError as error:
         raise FlowbenchError(
             f"git does not run: {error.strerror or error}; install it, or compare two documents"

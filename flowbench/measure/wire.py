@@ -111,7 +111,10 @@ def event_line(event: Event) -> bytes:
 
 def read_event(line: bytes) -> Event:
     """The event of a line; ValueError where it is none."""
-    return decode(Event, json.loads(line))
+    try:
+        return decode(Event, json.loads(line))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def event_limit(job: Job) -> int:

@@ -98,11 +98,13 @@ def read(path: Path) -> tuple[Setting, tuple[AaSitting, ...]]:
     try:
         content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
         *lines, _half = content.split(b"\n")  # a line without its end was cut by a kill
+        if not lines:
+            raise ValueError("it has no whole line")
         setting, *sittings = [json.loads(line) for line in lines]
         return decode(Setting, setting), tuple(decode(AaSitting, line) for line in sittings)
     except OSError as error:
         raise FlowbenchError(f"{path}: {error.strerror or error}, expected sittings of flowbench aa") from None
-    except (CodecError, ValueError, lzma.LZMAError) as error:
+    except (CodecError, ValueError, RecursionError, lzma.LZMAError) as error:
         raise FlowbenchError(f"{path}: {error}, expected sittings of flowbench aa") from None
 
 

@@ -15,6 +15,9 @@ from flowbench.record import store
 from flowbench.record.quantities import Index, Moment, Text
 from flowbench.record.run import Machine
 
+# Who writes it holds it for moments: two sittings on one machine may end at the same time.
+_PATIENCE_S = 30.0
+
 
 @dataclass(frozen=True)
 class NoiseFloor:
@@ -65,7 +68,7 @@ def keep_floor(machine: Machine, floor: NoiseFloor, path: Path | None = None) ->
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FlowbenchError(f"cannot write {path}: {error.strerror or error}; set XDG_STATE_HOME") from None
-    with store.held(path):
+    with store.held(path, _PATIENCE_S):
         floors = {**read_floors(machine, path), floor.cell: floor}
         others = [known for known in _read(path).machines if known.machine.differences(machine)]
         file = NoiseFile((*others, MachineNoise(machine, tuple(floors.values()))))
@@ -77,5 +80,5 @@ def _read(path: Path) -> NoiseFile:
         return decode(NoiseFile, json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return NoiseFile(())
-    except (OSError, CodecError, ValueError) as error:
+    except (OSError, CodecError, ValueError, RecursionError) as error:
         raise FlowbenchError(f"{path}: {error}; it keeps noise floors: delete it, and measure them again") from None

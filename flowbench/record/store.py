@@ -7,6 +7,7 @@ import fcntl
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,14 @@ from pathlib import Path
 from flowbench.errors import FlowbenchError, room
 from flowbench.record.document import document_text
 from flowbench.record.run import RunDocument
+
+
+class WriteError(FlowbenchError):
+    """A file that cannot be written: `what` says which and why, without the way out for a new one."""
+
+    def __init__(self, what: str, way_out: str) -> None:
+        super().__init__(f"{what}; {way_out}")
+        self.what = what
 
 
 def new_run_id(created: datetime) -> str:
@@ -64,15 +73,20 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a document against other writers; raises FlowbenchError where another process writes it."""
-    name = followed(path).with_suffix(".lock")
-    lock = _locked(name)
-    while lock is not None and not _is_there(name, lock):
-        # Its last holder took the file away between our opening and our locking it: another may hold a new one.
-        os.close(lock)
+def held(path: Path, patience_s: float = 0.0) -> Iterator[None]:
+    """Hold a file against other writers; FlowbenchError where another process still writes it after `patience_s`."""
+    name, until = followed(path).with_suffix(".lock"), time.monotonic() + patience_s
+    while True:
         lock = _locked(name)
-    if lock is None:
+        if lock is not None and _is_there(name, lock):
+            break
+        if lock is not None:
+            # Its last holder took the file away between our opening and our locking it: another may hold a new one.
+            os.close(lock)
+            continue
+        if time.monotonic() < until:
+            time.sleep(0.01)
+            continue
         raise FlowbenchError(f"{path}: another process is writing this run: wait for it to end")
     try:
         yield
@@ -114,6 +128,6 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FlowbenchError(
-            f"cannot write {path}: {error.strerror or error}; {room(error)}choose another folder with --out"
+        raise WriteError(
+            f"cannot write {path}: {error.strerror or error}", f"{room(error)}choose another folder with --out"
         ) from None

@@ -365,9 +365,10 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
     out.write_text(whole)
     with pytest.raises(FlowbenchError, match="another setting \\(slowdowns differ\\)"):
         false_alarms.aa(request, 2, (0.4,), False, out, ())
-    noise_path().write_text("{")
-    with pytest.raises(FlowbenchError, match="it keeps noise floors: delete it"):
-        false_alarms.aa(request, 2, (0.5,), False, out, ())
+    for broken in ("{", "[" * 100_000):
+        noise_path().write_text(broken)
+        with pytest.raises(FlowbenchError, match="it keeps noise floors: delete it"):
+            false_alarms.aa(request, 2, (0.5,), False, out, ())
     assert out.read_text() == whole, "that is said before a sitting is measured"
 
 
@@ -444,3 +445,34 @@ def test_the_command_line_says_it_in_one_line(
     assert output.out == ""
     (line,) = output.err.splitlines()
     assert said in line
+
+
+@pytest.mark.parametrize(
+    ("full_from", "said"),
+    [
+        (".json", r"what was measured is in \S+\.json: flowbench compare --resume \S+\.json goes on"),
+        (".md", r"all was measured: flowbench compare \S+\.json judges it"),
+    ],
+)
+def test_a_disk_that_fills_up_leaves_the_way_on(
+    full_from: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written, write = Counter[str](), store.write_whole
+
+    def until_full(path: Path, content: str | bytes) -> None:
+        written[path.suffix] += 1
+        if path.suffix == full_from and written[path.suffix] > (full_from == ".json"):  # the plan has room
+            raise store.WriteError(f"cannot write {path}: No space left on device", "choose another folder with --out")
+        write(path, content)
+
+    monkeypatch.setattr(store, "write_whole", until_full)
+    with pytest.raises(FlowbenchError, match=rf"^cannot write \S+: No space left on device; {said}$"):
+        comparing.compare("quick", "quick", REQUEST, tmp_path / "out", ())
+    (path,) = (tmp_path / "out").glob("*.json")
+    assert read_document(path).ending.how == ("running" if full_from == ".json" else "complete")
+    assert not marked(read_document(path).run_id)
+    if full_from == ".json":
+        written.clear()
+        subprocess.run(["git", "checkout", "-q", "quick"], cwd=false_alarms.REPOSITORY, check=True)
+        with pytest.raises(FlowbenchError, match="No space left on device; free some space there, or set TMPDIR"):
+            false_alarms.aa(dataclasses.replace(REQUEST, reference=None), 1, (), False, tmp_path / "aa.jsonl", ())

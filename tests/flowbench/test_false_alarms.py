@@ -91,7 +91,7 @@ def test_evidence_pairs_each_round_with_its_own_base() -> None:
     assert [math.exp(ratio) for ratio in (*slowed.sampling, *slowed.confirming)] == pytest.approx([1.03] * 3)
 
 
-@pytest.mark.parametrize("content", [b"", b"{}\n", b"[1]\n", b"half a line", b"\xff\xfe\n"])
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"[1]\n", b"half a line", b"\xff\xfe\n", b"[" * 100_000 + b"\n"])
 def test_files_that_hold_no_sittings(tmp_path: Path, content: bytes) -> None:
     for name in ("sittings.jsonl", "sittings.jsonl.xz"):
         (tmp_path / name).write_bytes(content)

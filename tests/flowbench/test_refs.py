@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -232,3 +234,32 @@ def test_a_dirty_submodule_is_refused(repository: Path, tmp_path: Path) -> None:
         placed_sides(repository, "HEAD", None),
     ):
         pass
+
+
+def test_a_full_disk_is_said_whoever_writes_there(
+    repository: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    said = f"^cannot write {cache}: No space left on device; free some space or set XDG_CACHE_HOME to another folder$"
+    monkeypatch.setattr(refs.shutil, "copy2", full)
+    with pytest.raises(FlowbenchError, match=said), placed_sides(repository, "good", None):
+        pass
+    with pytest.raises(FlowbenchError, match=said), placed_copy(repository):
+        pass
+    run = refs._run
+
+    def git_finds_no_room(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        if "add" not in arguments:
+            return run(directory, *arguments)
+        words = (
+            "error: unable to write file a.py: No space left on device\nfatal: Could not reset index file to 'HEAD'.\n"
+        )
+        return subprocess.CompletedProcess(arguments, 128, "", words)
+
+    monkeypatch.setattr(refs, "_run", git_finds_no_room)
+    with pytest.raises(FlowbenchError, match=said) as error, placed_sides(repository, "good", None):
+        pass
+    assert not isinstance(error.value, refs.SideError), "a search does not skip the commit"
+    assert list(cache.iterdir()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -64,9 +65,12 @@ def test_a_sitting_that_cannot_write_ends_in_one_line(site: Path, repository: Pa
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert process.returncode == 2
-    assert "File too large; choose another folder with --out" in process.stderr.splitlines()[-1]
-    assert "Traceback" not in process.stderr
     (path,) = (tmp_path / "out").iterdir()
+    name = path.relative_to(tmp_path)
+    assert process.stderr.splitlines()[-1] == (
+        f"flowbench: cannot write {name}: File too large; what was measured is in {name}, go on with: flowbench run --resume {name}"
+    )
+    assert "Traceback" not in process.stderr
     assert read_document(path).ending.how == "running"
 
 
@@ -122,3 +126,18 @@ def test_a_place_that_knows_no_locks_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(store.fcntl, "flock", refused)
     with pytest.raises(FlowbenchError, match=r"run\.lock: No locks available"), store.held(tmp_path / "run.json"):
         pytest.fail("held without a lock")
+
+
+def test_who_is_patient_waits_for_another_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, other = tmp_path / "noise.json", contextlib.ExitStack()
+    other.enter_context(store.held(path))
+    with pytest.raises(FlowbenchError, match="another process is writing"), store.held(path):
+        pass
+    monkeypatch.setattr(store.time, "sleep", lambda _: other.close())  # it ends while we wait
+    with (
+        store.held(path, patience_s=600),
+        pytest.raises(FlowbenchError, match="another process is writing"),
+        store.held(path),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []

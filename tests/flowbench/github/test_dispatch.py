@@ -71,7 +71,7 @@ def test_a_commit_that_came_after_the_comment_is_not_measured(ask: Any, github: 
 
 def test_an_event_that_is_none_and_a_workflow_that_is_missing_are_said(ask: Any, github: Any, tmp_path: Path) -> None:
     odd = tmp_path / "odd.json"
-    for content in ("{", "[]", '{"comment": {}}'):
+    for content in ("{", "[]", '{"comment": {}}', "[" * 100_000):
         odd.write_text(content)
         with pytest.raises(FlowbenchError, match="expected the payload of issue_comment"):
             commenting.dispatch(odd, "o/r", "bench.yml")
