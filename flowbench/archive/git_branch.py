@@ -6,7 +6,6 @@ what is there now, and tries again.
 
 from __future__ import annotations
 
-import os
 import random
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from flowbench.archive.folder import Archive, Stranger, read_imported
 from flowbench.errors import FlowbenchError
+from flowbench.git import git_environment
 from flowbench.record.document import parse_document
 
 BRANCH = "flowbench-runs"
@@ -250,7 +250,7 @@ class _Git:
     def _done(
         self, arguments: tuple[str, ...], stdin: str | None = None, index: str | None = None
     ) -> subprocess.CompletedProcess[bytes]:
-        environment = {**os.environ, **_IDENTITY, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        environment = {**git_environment(), **_IDENTITY, "GIT_TERMINAL_PROMPT": "0"}
         if index is not None:
             environment["GIT_INDEX_FILE"] = index
         try:

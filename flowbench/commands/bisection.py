@@ -7,7 +7,6 @@ by the comparison.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowbench.errors import FlowbenchError
+from flowbench.git import git_environment
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.refs import held_folder, pruned, resolve
 
@@ -172,7 +172,7 @@ class _Git:
                 text=True,
                 errors="replace",
                 timeout=600,
-                env={**os.environ, "LC_ALL": "C"},  # its words are read, which it may translate
+                env=git_environment(),
             )
         except FileNotFoundError:
             raise FlowbenchError("git is not installed; flowbench bisect searches with it") from None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowbench.errors import FlowbenchError, room
+from flowbench.git import git_environment
 from flowbench.measure.processes import child_environment
 from flowbench.record.machine import read_git
 from flowbench.record.run import Git, Side
@@ -277,7 +278,7 @@ def _run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         # A session of its own: what git has started can be ended with it.
         git = subprocess.Popen(
             command, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True,
-            env={**os.environ, "LC_ALL": "C"},  # its words are read, which it may translate
+            env=git_environment(),
         )  # fmt: skip
     except OSError as error:
         raise FlowbenchError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from flowbench import nvml
+from flowbench.git import git_environment
 from flowbench.record.gpu import Gpu
 from flowbench.record.run import Git, Machine
 
@@ -97,22 +99,26 @@ def _changes(root: Path) -> str | None:
     Reports are left out: a run writes them, and they change nothing that is measured.
     """
     where = ("--", ".", ":(exclude)reports")
-    if not _git(root, "status", "--porcelain", *where):
+    status = _git(root, "status", "--porcelain", *where)
+    if status is None:
+        return "unknown"  # git fails, or takes too long: not to be taken for a clean tree
+    if not status:
         return None
     digest = hashlib.sha256((_git(root, "diff", "HEAD", "--binary", *where) or "").encode())
-    for name in (_git(root, "ls-files", "--others", "--exclude-standard", "-z", *where) or "").split("\0"):
-        path = root / name
-        if name and path.exists():
-            status = path.stat()
-            digest.update(f"{name}\0{status.st_size}\0{status.st_mtime_ns}\0".encode())
+    names = (_git(root, "ls-files", "--others", "--exclude-standard", "-z", *where) or "").split("\0")
+    for name in filter(None, names):
+        with contextlib.suppress(OSError):  # it may be gone again
+            state = (root / name).stat()
+            digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\0".encode())
     return digest.hexdigest()[:16]
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(
-            ["git", "-C", directory, *arguments], capture_output=True, text=True, errors="replace", timeout=30
-        )
+            ["git", "-C", directory, *arguments],
+            capture_output=True, text=True, errors="replace", timeout=30, env=git_environment(),
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -13,9 +13,13 @@ from typing import NoReturn
 
 import pytest
 
+from flowbench.archive import git_branch
+from flowbench.commands import bisection
 from flowbench.errors import FlowbenchError
 from flowbench.measure import refs
 from flowbench.measure.refs import held_folder, placed_copy, placed_sides
+from flowbench.record import machine
+from flowbench.record.machine import read_git
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -263,3 +267,46 @@ def test_a_full_disk_is_said_whoever_writes_there(
         pass
     assert not isinstance(error.value, refs.SideError), "a search does not skip the commit"
     assert list(cache.iterdir()) == []
+
+
+def test_in_a_git_hook_nothing_is_written_into_the_index_of_the_commit_that_is_made(
+    repository: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    theirs = commit(other, "framework/__init__.py", "VALUE = 3")
+    (repository / "staged").write_text("of the commit that is being made")
+    git(repository, "add", "staged")
+    index = (repository / ".git" / "index").read_bytes()
+    good = git(repository, "rev-parse", "good")
+    monkeypatch.setenv("GIT_INDEX_FILE", str(repository / ".git" / "index"))  # as for a pre-commit hook
+    with placed_sides(repository, "good", None) as (base, head):
+        assert (value(base.import_path), value(head.import_path)) == ("1", "1")
+    assert (repository / ".git" / "index").read_bytes() == index
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))  # as for a hook of another repository
+    monkeypatch.setenv("GIT_WORK_TREE", str(other))
+    assert refs.resolve(repository, "HEAD") == good
+    seen = read_git(repository)
+    assert seen is not None
+    assert (seen.commit, seen.dirty) == (good, True)
+    assert bisection._Git(repository).commit("HEAD") == good
+    assert git_branch._Git(repository).run("rev-parse", "HEAD") == good
+    assert git(other, "rev-parse", "HEAD") == theirs
+
+
+def test_a_tree_of_which_git_says_nothing_is_not_taken_for_a_clean_one(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean = read_git(repository)
+    assert clean is not None
+    assert (clean.dirty, clean.changes) == (False, None)
+    (repository / "new").symlink_to("nowhere")
+    linked = read_git(repository)
+    assert linked is not None
+    assert linked.dirty
+    run = machine._git
+    monkeypatch.setattr(machine, "_git", lambda where, *words: None if "status" in words else run(where, *words))
+    silent = read_git(repository)
+    assert silent is not None
+    assert (silent.dirty, silent.changes) == (True, "unknown")
