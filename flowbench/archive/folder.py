@@ -33,7 +33,7 @@ from flowbench.record.store import write_whole
 INDEX_SCHEMA = "flowbench.store_index"
 IMPORTED_SCHEMA = "flowbench.imported"
 VERSION = 1
-_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.json")
+FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.json")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Archive:
                 " finish it with flowbench run --resume, then add it"
             )
         name = f"{document.run_id}.json"
-        if not _FILE_NAME.fullmatch(name):
+        if not FILE_NAME.fullmatch(name):
             raise FlowbenchError(
                 f"run id {document.run_id[:80]!r} cannot be a file's name, expected letters, digits, '.', '_' and '-'"
             )
@@ -122,7 +122,7 @@ class Archive:
     def document(self, run_id: str) -> RunDocument:
         """The stored document `run_id`; raises FlowbenchError where there is none."""
         path = self.runs / f"{run_id}.json"
-        if not _FILE_NAME.fullmatch(path.name) or not path.is_file():
+        if not FILE_NAME.fullmatch(path.name) or not path.is_file():
             raise FlowbenchError(f"no run {run_id[:80]!r} is in {self.folder}; flowbench history lists its runs")
         return parse_document(_bytes_of(path), str(path))
 
@@ -203,7 +203,7 @@ class Archive:
 def read_imported(content: bytes, source: str) -> tuple[ImportedPoint, ...]:
     """The points of a file that `add_imported` wrote; raises FlowbenchError naming `source`."""
     try:
-        tree = json.loads(content)
+        tree = json.loads(content.decode("utf-8"))
         if not isinstance(tree, dict) or tree.get("schema") != IMPORTED_SCHEMA or tree.get("schema_version") != VERSION:
             raise FlowbenchError(f"{source}: not a file of imported points, as flowbench history import writes them")
         return decode(tuple[ImportedPoint, ...], tree.get("points"), "$.points")
@@ -229,7 +229,7 @@ def _document_file(path: Path) -> Path:
     """`path`, where it can be a document of the store; raises FlowbenchError with what it is instead."""
     if path.name.startswith("."):
         raise FlowbenchError("half-written: a writer is at work, or was killed; remove it once none is")
-    if path.is_symlink() or not path.is_file() or not _FILE_NAME.fullmatch(path.name):
+    if path.is_symlink() or not path.is_file() or not FILE_NAME.fullmatch(path.name):
         raise FlowbenchError("no document: expected a file RUN_ID.json")
     return path
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowbench.archive.folder import Archive, Stranger, read_imported
+from flowbench.archive.folder import FILE_NAME, Archive, Stranger, read_imported
 from flowbench.errors import FlowbenchError
 from flowbench.git import git_environment
 from flowbench.record.document import parse_document
@@ -94,6 +94,9 @@ def pull(archive: Archive, repository: Path, remote: str, branch: str) -> Transf
     pruned = archive.pruned() | git.pruned(tip)
     for name, blob in git.files(tip).items():
         path = archive.folder / name
+        if not FILE_NAME.fullmatch(path.name):
+            strangers.append(Stranger(Path(f"{branch}:{name}"), "no document: expected a file RUN_ID.json"))
+            continue
         if path.exists() or _run_id(name) in pruned:
             continue
         source = f"{branch}:{name}"

@@ -120,7 +120,7 @@ def measured(
     `resume` is the document of such a sitting that was stopped, of the same sides. FlowbenchError, before anything is
     measured, where it is of others, and for limits whose patterns match no cell.
     """
-    path = None
+    path = found = None
     if resume is not None:
         resume = store.followed(resume)
         check_place(resume, out)
@@ -129,7 +129,8 @@ def measured(
             if resume is None:
                 document = _planned(request, command, base_side.side, head_side.side)
             else:
-                document = _resumed(resume, request, base_side.side, head_side.side)
+                found = read_document(resume)
+                document = _resumed(found, resume, request, base_side.side, head_side.side)
             if limits_text is not None:
                 names = [cell_name(match.engine, match.case) for match in matched_sides(document)]
                 check_patterns(parse_limits(*limits_text), names, limits_text[1])
@@ -141,7 +142,7 @@ def measured(
             path = resume or store.create(out or OUT, document)
             click.echo(f"run document: {path}", err=True)
             with ProgressDisplay(document) as display:
-                document = run_comparison(path, document, places, display)
+                document = run_comparison(path, document, places, display, found)
             return path, _profiled(path, document, places)
     except store.WriteError as error:
         if path is None:
@@ -200,8 +201,7 @@ def _planned(request: Request, command: Sequence[str], base: Side, head: Side) -
     return with_false_alarms(plan_comparison(request, command, base, head, sure_floors(known)), known.values())
 
 
-def _resumed(path: Path, request: Request, base: Side, head: Side) -> RunDocument:
-    document = read_document(path)
+def _resumed(document: RunDocument, path: Path, request: Request, base: Side, head: Side) -> RunDocument:
     check_same_sides(document, base, head, str(path))
     check_resumable(document, request, str(path))
     return whole_pairs(replace(document, protocol=resumed_protocol(document, request)))

@@ -47,10 +47,10 @@ def run(request: Request, resume: Path | None, out: Path | None, command: Sequen
     path = None
     try:
         with interruptible():
-            path, document = _prepare(request, resume, out, command)
+            path, document, found = _prepare(request, resume, out, command)
             click.echo(f"run document: {path}", err=True)
             with ProgressDisplay(document) as display:
-                document = run_session(path, document, display)
+                document = run_session(path, document, display, found)
             text = "\n".join([write_reports(path, document), *_unreached(path, document)])
     except KeyboardInterrupt:
         if path is None:
@@ -137,25 +137,26 @@ def check_place(resume: Path, out: Path | None) -> None:
 
 def _prepare(
     request: Request, resume: Path | None, out: Path | None, command: Sequence[str]
-) -> tuple[Path, RunDocument]:
+) -> tuple[Path, RunDocument, RunDocument | None]:
     if resume is not None:
-        path, document = _resumed(request, resume)
+        path, document, found = _resumed(request, resume)
         check_place(path, out)
-        return path, document
+        return path, document, found
     document = plan_run(request, command)
-    return store.create(out or OUT, document), document
+    return store.create(out or OUT, document), document, None
 
 
-def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument]:
+def _resumed(request: Request, path: Path) -> tuple[Path, RunDocument, RunDocument]:
+    """The file itself, the document as it may be gone on with, and as it was found."""
     path = store.followed(path)
-    document = read_document(path)
+    document = found = read_document(path)
     if document.comparison is not None:
         raise FlowbenchError(f"{path} is of a comparison: go on with flowbench compare --resume {path}")
     if document.ending.how == "complete":
         raise FlowbenchError(f"{path} is complete: nothing is missing; see it with: flowbench report {path}")
     check_resumable(document, request, str(path))
     document = dataclasses.replace(document, protocol=resumed_protocol(document, request))
-    return path, whole_rounds(document)
+    return path, whole_rounds(document), found
 
 
 def _unreached(path: Path, document: RunDocument) -> Iterator[str]:

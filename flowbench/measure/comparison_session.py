@@ -36,12 +36,19 @@ class Place:
     slowdown: float = 0.0
 
 
-def run_comparison(path: Path, document: RunDocument, places: Mapping[str, Place], watcher: Watcher) -> RunDocument:
+def run_comparison(
+    path: Path,
+    document: RunDocument,
+    places: Mapping[str, Place],
+    watcher: Watcher,
+    found: RunDocument | None = None,
+) -> RunDocument:
     """Measure the sitting planned in `document`, kept at `path`; `places` has one per side. Returns it with its ending.
 
-    KeyboardInterrupt passes through after all processes are gone and the document says how far it came.
+    KeyboardInterrupt passes through after all processes are gone and the document says how far it came. `found` is what
+    `path` held when `document` was made from it, to be gone on with.
     """
-    return ComparisonSession(path, document, places, watcher).carry_out()
+    return ComparisonSession(path, document, places, watcher).carry_out(found)
 
 
 class ComparisonSession(Session):

@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from flowbench.cell import Case, Cell
 from flowbench.engine_registry import load_engine
+from flowbench.errors import FlowbenchError
 from flowbench.measure.disturbance import Counters, awakened, disturbances, read_counters
 from flowbench.measure.gpu_memory import foreign_memory
 from flowbench.measure.gpus import GpuWatch, gpu_disturbances
@@ -24,6 +25,7 @@ from flowbench.measure.schedule import Turn, estimate_s, plan_turns
 from flowbench.measure.wire import Job, job_of
 from flowbench.nvml import Driver, open_driver
 from flowbench.record import store
+from flowbench.record.document import read_document
 from flowbench.record.gpu import FOREIGN_MEMORY, GpuConditions
 from flowbench.record.run import Ending, Engine, Finding, NotMeasured, RunDocument
 from flowbench.record.sample import Sample
@@ -50,12 +52,13 @@ class Watcher(Protocol):
         """A turn has ended."""
 
 
-def run_session(path: Path, document: RunDocument, watcher: Watcher) -> RunDocument:
+def run_session(path: Path, document: RunDocument, watcher: Watcher, found: RunDocument | None = None) -> RunDocument:
     """Measure what is missing in `document`, kept at `path`; returns it with its ending.
 
-    KeyboardInterrupt passes through after all processes are gone and the document says how far it came.
+    KeyboardInterrupt passes through after all processes are gone and the document says how far it came. `found` is what
+    `path` held when `document` was made from it, to be gone on with.
     """
-    return Session(path, document, watcher).carry_out()
+    return Session(path, document, watcher).carry_out(found)
 
 
 class Session:
@@ -84,10 +87,15 @@ class Session:
             finding = Finding("GPU not watched", message, None, None)
             self.document = replace(self.document, findings=(*self.document.findings, finding))
 
-    def carry_out(self) -> RunDocument:
-        """Run the sitting with its document held and its processes guarded; returns the document with its ending."""
+    def carry_out(self, found: RunDocument | None = None) -> RunDocument:
+        """Run the sitting with its document held and its processes guarded; returns the document with its ending.
+
+        FlowbenchError where its file no longer says what was `found` there: what another process has added would be lost.
+        """
         run_id = self.document.run_id
         with store.held(self._path), Guard(run_id):
+            if found is not None and read_document(self._path) != found:
+                raise FlowbenchError(f"{self._path}: another process has gone on with this run meanwhile: start again")
             try:
                 self.run()
             except KeyboardInterrupt:

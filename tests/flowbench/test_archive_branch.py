@@ -176,14 +176,21 @@ def test_foreign_files_on_the_branch_are_named_and_left_there(
     (runs / "other.json").write_text(document_text(document))
     (clones[0] / "README.md").write_text("hands off")
     os.symlink("/etc/passwd", runs / "link.json")
-    git(clones[0], "add", "runs", "README.md")
+    (runs / f"{'x' * 200}.json").write_text(document_text(document))
+    (runs / "a b.json").write_text(document_text(document))
+    (clones[0] / "imported").mkdir()
+    (clones[0] / "imported" / "utf-16.json").write_text("{}", encoding="utf-16")
+    git(clones[0], "add", "runs", "imported", "README.md")
     git(clones[0], "commit", "-q", "-m", "by hand")
     git(clones[0], "push", "-q", "origin", PLACE[1])
     said, beside = storing.pull(tmp_path / "store", clones[1], *PLACE)
     assert said.startswith("1 file pulled")
     assert [line.split(": ")[0] for line in beside] == [
+        "flowbench-runs:imported/utf-16.json",
+        "flowbench-runs:runs/a b.json",
         "flowbench-runs:runs/half.json",
         "flowbench-runs:runs/other.json",
+        f"flowbench-runs:runs/{'x' * 200}.json",
     ]
     store = Archive(tmp_path / "store")
     store.add(replace(document, run_id="run-9"))

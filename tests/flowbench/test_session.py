@@ -369,3 +369,23 @@ def test_two_writers_of_one_document_are_kept_apart(tmp_path: Path) -> None:
     path = store.create(tmp_path, document)
     with store.held(path), pytest.raises(FlowbenchError, match="another process is writing this run"):
         run_session(path, document, Silent())
+
+
+def test_what_another_process_has_measured_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(models=("linear",), engines=("toy",), reference="none", batch_sizes=(2,), image_shape=(3, 4, 4),
+                      steps=1, warmup=0, pairs=2, threads=1)  # fmt: skip
+    document = plan_run(request, ("test",))
+    path = store.create(tmp_path, document)
+    check = running.check_resumable
+
+    def meanwhile(*arguments: object) -> None:
+        check(*arguments)  # type: ignore[arg-type]
+        run_session(path, document, Silent())
+
+    monkeypatch.setattr(running, "check_resumable", meanwhile)
+    with pytest.raises(FlowbenchError, match=r"another process has gone on with this run meanwhile: start again"):
+        running.run(Request(), path, None, ())
+    assert read_document(path).ending.how == "complete"
+    assert len(read_document(path).samples) == 2
