@@ -85,10 +85,14 @@ class Launched:
         os.set_blocking(read, False)
         self.output, self.tail = read, b""
 
-    def calls(self, on_wait: Callable[[], None]) -> list[Call] | str:
-        """The ranks in their order when all have called, or why they do not come. `on_wait` is called now and then."""
+    def calls(self, on_wait: Callable[[], None], wait_s: float | None = None) -> list[Call] | str:
+        """The ranks in their order when all have called, or why they do not come. `on_wait` is called now and then.
+
+        `wait_s` is how long that may take where no queue comes in between.
+        """
         found: dict[int, Call] = {}
-        until = time.monotonic() + CALL_S
+        wait_s = wait_s or CALL_S
+        until = time.monotonic() + wait_s
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ)
             selector.register(self.output, selectors.EVENT_READ)
@@ -106,7 +110,7 @@ class Launched:
                     self._listen()
                     return f"the launcher ended with status {self.process.returncode} before rank {missing[0]} called"
                 if missing and time.monotonic() > until:
-                    return f"rank {missing[0]} has not called within {CALL_S:g} s of the launcher's start"
+                    return f"rank {missing[0]} has not called within {wait_s:g} s of the launcher's start"
         return [found[rank] for rank in range(self._world_size)]
 
     def end(self) -> None:

@@ -94,7 +94,9 @@ class RankGroup:
         """Has the ranks started by a launcher, and waits until they have called."""
         environment = rank_environment(0, self._job, self._mark, 0)
         self._launched = Launched(launcher, self._job.launcher_options, self._job.cell.world_size, environment)
-        calls = self._launched.calls(lambda: self._on_look("start"))
+        # It starts them here and now; others may have a queue.
+        wait_s = (self._silence_s or SILENCE_BEFORE_STEPS_S) if launcher == "torchrun" else None
+        calls = self._launched.calls(lambda: self._on_look("start"), wait_s)
         if isinstance(calls, str):
             self._error = calls + last_words(self._launched.tail)
             return

@@ -114,6 +114,16 @@ def test_a_launcher_that_refuses_is_quoted() -> None:
     )
 
 
+def test_ranks_that_are_started_here_call_within_the_time_that_any_rank_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    asleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    monkeypatch.setattr(launchers, "launch_command", lambda *_: asleep)
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 2, True, True, True, 1)
+    job = Job(Cell.of(case, "toy"), 0, 3, 1, 0, 1e-4, 0.9, launcher="torchrun")
+    result = run_group(job, MARK, silence_s=0.25)
+    assert result.error == "rank 0 has not called within 0.25 s of the launcher's start"
+    assert not marked(MARK)
+
+
 def test_the_command_line_knows_every_launcher() -> None:
     (option,) = [parameter for parameter in run.params if parameter.name == "launcher"]
     assert option.type.choices == LAUNCHERS
