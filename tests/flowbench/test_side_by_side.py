@@ -110,7 +110,7 @@ def test_the_table_has_a_row_for_each_and_the_sum_of_all_uses(suite: pytest.Pyte
     result.stdout.fnmatch_lines(
         [
             "Quick and Slow in turn on cpu, 1 threads; ms a call; ratio: Slow / Quick, above 1 Quick is quicker",
-            "operation  of  *uses *Quick *Slow  ratio  lowest - highest",
+            "operation  of  *uses *Quick *Slow  ratio *lowest - highest",
             "nap        of 1 * 1 *",
             "nap        of 2 * 2 *",
             "nap        all uses *",
