@@ -107,3 +107,21 @@ def test_a_side_has_one_typical_time_wherever_it_is_shown() -> None:
     head = shown["flow-eager@head"]
     assert head is not None
     assert head.median_ms == time.head < 111
+
+
+def test_a_cell_that_failed_once_is_a_point_without_figures() -> None:
+    """Its times of before are none of its series; and a canary, which is base once more, is no point at all."""
+    document = sitting()
+    bad = next(cell.key for cell in document.cells if cell.engine == "flow-eager@head")
+    samples = [
+        dataclasses.replace(one, status="failed", error="it broke", ranks=())
+        if (one.cell, one.pair) == (bad, 3)
+        else one
+        for one in document.samples
+    ]
+    of_case = points_of(dataclasses.replace(document, samples=tuple(samples)))[: len(document.cells_of(CASE))]
+    base, head, reference = of_case
+    assert (base.status, head.status, reference.status) == ("ok", "failed", "ok")
+    assert (head.processes, head.time_ms, head.low_ms, head.relative_speed, head.memory) == (0, None, None, None, {})
+    assert base.time_ms == pytest.approx(100)
+    assert len(points_of(document)) == len(document.cells) - 1
