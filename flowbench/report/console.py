@@ -72,7 +72,9 @@ def _below(facts: Facts) -> Iterator[str]:
         yield from _cut(list(map(_disturbance_line, facts.disturbances)), _MOST_KINDS, "kinds")
     protocol = facts.document.protocol
     wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
-    yield from _cut([f"{word}: {text}" for word, text in details_of(facts.document) if word in wanted], 4, "details")
+    details = [(word, f"{word}: {text}") for word, text in details_of(facts.document)]
+    yield from _cut([line for word, line in details if word in wanted], 4, "details")
+    yield from (line for word, line in details if word == "false alarms")
     yield (
         f"{pairs_of(facts.document)} of fresh processes, {protocol.warmup} warm-up and "
         f"{counted(protocol.steps, 'timed step')} each, {threads_of(facts.document)}"
