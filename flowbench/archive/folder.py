@@ -12,6 +12,7 @@ at once, or one that is killed at any moment, lose nothing. What else lies in th
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -127,13 +128,16 @@ class Archive:
         return parse_document(_bytes_of(path), str(path))
 
     def contents(self, anew: bool = False) -> Contents:
-        """What the store holds. The index is brought up to date on the way; with `anew` it is made from the documents alone."""
+        """What the store holds. The index is brought up to date on the way; with `anew` it is made from the documents alone.
+
+        Where nothing can be written the index stays as it is, and may only be read.
+        """
         if not self.folder.is_dir():
             return Contents((), (), ())
-        with self.locked():
+        with self.locked(only_to_read=not anew) as is_held:
             known = {} if anew else self._read_index()
             entries, strangers = self._entries(known)
-            if anew or {entry.run_id: entry for entry in entries} != known:
+            if anew or (is_held and {entry.run_id: entry for entry in entries} != known):
                 self._write_index(entries)
         imported, foreign = self._imported()
         return Contents(tuple(entries), imported, tuple(strangers + foreign))
@@ -150,14 +154,19 @@ class Archive:
             write_whole(self.folder / "pruned.txt", "".join(f"{run_id}\n" for run_id in sorted(both)))
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the index against other processes."""
+    def locked(self, only_to_read: bool = False) -> Iterator[bool]:
+        """Hold the index against other processes; false where nothing can be written, and it is `only_to_read`."""
         path = self.folder / ".lock"
-        with _explained(path):
+        try:
             descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            if only_to_read and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                yield False
+                return
+            raise _unwritten(path, error) from None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            yield True
         finally:
             os.close(descriptor)
 
@@ -253,6 +262,10 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise FlowbenchError(
-            f"{path}: {error.strerror or error}; {room(error)}take a store in a folder that can be written"
-        ) from None
+        raise _unwritten(path, error) from None
+
+
+def _unwritten(path: Path, error: OSError) -> FlowbenchError:
+    return FlowbenchError(
+        f"{path}: {error.strerror or error}; {room(error)}take a store in a folder that can be written"
+    )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from flowbench.archive import folder
 from flowbench.archive.folder import Archive
 from flowbench.commands import storing
 from flowbench.errors import FlowbenchError
@@ -80,6 +83,28 @@ def test_reading_uses_the_index_and_reindex_does_not(document: RunDocument, arch
     assert archive.contents(anew=True).entries[0].created.startswith("2026")
 
 
+def test_where_nothing_can_be_written_a_store_is_read(
+    document: RunDocument, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.add(document)
+
+    def read_only(path: str, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, flags, *mode)
+
+    real = os.open
+    monkeypatch.setattr(folder.os, "open", read_only)
+    assert ids(archive) == ["run-1"]
+    assert [path.name for path in archive.folder.iterdir()] == ["runs"]
+    said = r"\.lock: Read-only file system; take a store in a folder that can be written"
+    with pytest.raises(FlowbenchError, match=said):
+        storing.reindex(archive.folder)
+    with pytest.raises(FlowbenchError, match=said):
+        storing.prune(archive.folder, 0, (), dry_run=False)
+    assert ids(archive) == ["run-1"]
+
+
 def test_foreign_and_half_written_files_are_named_and_left_alone(document: RunDocument, archive: Archive) -> None:
     archive.add(document)
     text = document_text(document)
@@ -110,6 +135,7 @@ WRITER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
+from flowbench.archive import folder
 from flowbench.archive.folder import Archive
 from flowbench.record.document import read_document
 document, archive, who = read_document(sys.argv[1]), Archive(Path(sys.argv[2])), sys.argv[3]
