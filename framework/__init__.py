@@ -94,4 +94,5 @@ _rooms = (backends, cpu, cuda, distributed, models, nn, nn.functional, nn.init, 
 absent.explain(sys.modules[__name__], _rooms)
 absent.explain_members(Tensor, absent.TENSOR)
 absent.explain_operators(Tensor)
+absent.explain_members(backends.CudnnSettings, absent.CUDNN)
 absent.explain_members(optim.SGD, absent.OPTIMIZER)

@@ -43,6 +43,8 @@ _WAYS_OUT = {
     "flow.randperm": _NUMPY,
     "flow.save": _PICKLE,
     "flow.set_grad_enabled": "flow.no_grad() and flow.enable_grad() are contexts and decorators",
+    "flow.set_float32_matmul_precision": "flow.backends.cuda.matmul.allow_tf32 is the setting",
+    "flow.use_deterministic_algorithms": "flow.backends.deterministic is the setting",
     "flow.utils": "batches come from any loop; what gives NumPy arrays, such as PyTorch's DataLoader with a collate_fn, serves",
 }
 
@@ -82,6 +84,11 @@ OPERATORS = {
     "__floordiv__": ("//", _NO_REMAINDER),
     "__mod__": ("%", _NO_REMAINDER),
     "__abs__": ("abs()", "(a * a).sqrt() is the same, but for its gradient at 0"),
+}
+CUDNN = {
+    "benchmark": "leave it out: algorithms are timed, as many as flow.backends.cudnn.timed_plans says",
+    "deterministic": "flow.backends.deterministic is the setting, of all kernels",
+    "enabled": "leave it out: convolutions on GPUs need cuDNN",
 }
 OPTIMIZER = {
     "add_param_group": "make one optimizer for each group of parameters",

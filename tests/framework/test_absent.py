@@ -34,8 +34,9 @@ def test_a_name_that_is_not_there_is_refused_with_what_is(name: str, said: str) 
 
 
 def test_ways_out_are_of_names_that_are_not_there_and_lead_to_such_as_are() -> None:
+    cudnn = {f"flow.backends.cudnn.{name}": way_out for name, way_out in absent.CUDNN.items()}
     assert absent._WAYS_OUT
-    for name, way_out in absent._WAYS_OUT.items():
+    for name, way_out in (absent._WAYS_OUT | cudnn).items():
         assert not _is_there(name), f"{name} is there by now"
         for led_to in re.findall(r"flow(?:\.\w+)+", way_out):
             assert _is_there(led_to), f"the way out of {name} is {led_to}, which is not there"
@@ -48,6 +49,8 @@ def test_what_a_tensor_and_an_optimizer_have_not_leads_to_what_does_it() -> None
             with pytest.raises(AttributeError, match=f"^Tensor has no '{name}': "):
                 refused()
         assert not hasattr(a, name)
+    with pytest.raises(AttributeError, match=r"^CudnnSettings has no 'benchmark': leave it out: .*cudnn\.timed_plans"):
+        flow.backends.cudnn.benchmark = True
     optimizer = flow.optim.SGD([a], lr=0.1)
     with pytest.raises(AttributeError, match=r"SGD has no 'param_groups': there is one group: `optimizer\.lr`"):
         _ = optimizer.param_groups
