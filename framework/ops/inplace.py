@@ -23,12 +23,13 @@ class AddInPlace(Operation):
         b = _fitting(kernels, a, b)
         if scale != 1:
             scale = _fitting(kernels, a, scale)
-        if not isinstance(b, Array):
-            kernels.add(a, a, b * scale)
-        elif scale == 1:
+        # A number as it is where that can be: -2 is no uint8, and True * 1 no truth value.
+        if scale == 1:
             kernels.add(a, a, b)
         elif scale == -1:
             kernels.subtract(a, a, b)
+        elif not isinstance(b, Array):
+            kernels.add(a, a, b * scale)
         else:
             scaled = kernels.empty_like(b)
             kernels.multiply(scaled, b, scale)

@@ -210,6 +210,16 @@ def test_values() -> None:
     assert x.tolist() == [[0, 0], [1, 10]]
 
 
+def test_numbers_are_taken_as_they_are() -> None:
+    pixels = flow.tensor([3, 250], dtype=flow.uint8)
+    assert pixels.sub_(2).tolist() == [1, 248]
+    assert pixels.add_(2, alpha=3).tolist() == [7, 254]
+    chosen = flow.tensor([True, False])
+    assert chosen.add_(True).tolist() == [True, True]
+    halves = flow.tensor([1.0, 2.0])
+    assert halves.sub_(0.5).add_(2, alpha=-0.25).tolist() == [0, 1]
+
+
 def test_operators_that_assign_write_the_tensor_itself() -> None:
     x = same = flow.tensor([1.0, 2.0])
     x += 3
