@@ -59,7 +59,7 @@ def comment(
         summary = _write_summary(body, environment)
         if error.status != 403:
             raise
-        return f"::notice title=flowbench::{error}; the report is in the job's summary ({summary})"
+        return f"::notice title=flowbench::{error}; {summary}"
     if posted.how == "outdated":
         return f"{where} has the comment of a newer run already: left as it is"
     return f"comment {posted.how}: {posted.address} ({where})"
@@ -146,9 +146,13 @@ def _payload(event: Path) -> dict[str, Any]:
 
 
 def _write_summary(body: str, environment: Mapping[str, str]) -> str:
+    """Put the report into the job's summary; returns what became of it, in words."""
     path = environment.get("GITHUB_STEP_SUMMARY")
     if not path:
-        return "there is none here: GITHUB_STEP_SUMMARY is not set"
-    with Path(path).open("a", encoding="utf-8") as file:
-        file.write(body + "\n")
-    return path
+        return "the report is nowhere: the job has no summary, GITHUB_STEP_SUMMARY is not set"
+    try:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(body + "\n")
+    except OSError as error:
+        return f"the report is nowhere: the job's summary {path} cannot be written: {error.strerror or error}"
+    return f"the report is in the job's summary ({path})"

@@ -210,7 +210,17 @@ def test_without_permission_the_report_goes_to_the_summary_and_nothing_fails(bot
     fault(bot, "POST", "comments", 403, message="Resource not accessible by integration")
     said = bot()
     assert said.startswith("::notice title=flowbench::GitHub refused to comment: 403 Resource not accessible")
+    assert said.endswith(f"; the report is in the job's summary ({bot.summary})")
     assert bot.summary.read_text().startswith(MARKER.format(77))
+
+
+def test_a_summary_that_cannot_be_written_is_said(bot: Bot, tmp_path: Path) -> None:
+    fault(bot, "POST", "comments", 403, times=2, message="Resource not accessible by integration")
+    bot.environment["GITHUB_STEP_SUMMARY"] = str(tmp_path)
+    said = f"; the report is nowhere: the job's summary {tmp_path} cannot be written: Is a directory"
+    assert bot().endswith(said)
+    del bot.environment["GITHUB_STEP_SUMMARY"]
+    assert bot().endswith("; the report is nowhere: the job has no summary, GITHUB_STEP_SUMMARY is not set")
 
 
 @pytest.mark.parametrize(
