@@ -19,6 +19,8 @@ from flowbench.cli.store import history, store
 from flowbench.errors import FlowbenchError, Interrupted, used_up
 from flowbench.output import drop_output, unwritten
 
+# What looking for a file says where its name cannot be one, or its folder may not be entered.
+_UNREACHABLE = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM)
 # What writing says where a disk is full, a descriptor is closed or a device fails.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EBADF, errno.EIO, errno.EFBIG)
 
@@ -41,6 +43,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     except OSError as error:
         if used_up(error):  # of whatever was to be started or opened
             status = _complain(f"{error.strerror}{used_up(error)}", 2)
+        elif error.filename is not None and error.errno in _UNREACHABLE:  # of a path that is only asked for
+            status = _complain(f"{error.filename}: {error.strerror}; give another path", 2)
         elif error.filename is not None or error.errno not in _UNWRITABLE:
             status = _report_fault()
         else:  # click prints help and version by itself

@@ -347,3 +347,37 @@ def test_a_system_that_has_no_process_or_file_left_is_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"flowbench: {os.strerror(number)}: ")
     assert "take fewer ranks" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "PATH"],
+        ["compare", "HEAD", "PATH"],
+        ["history", "--store", "PATH"],
+        ["store", "push", "--store", "PATH"],
+        ["store", "prune", "--store", "PATH", "--older-than", "1"],
+        ["run", "--resume", "PATH"],
+        ["report", "PATH"],
+        ["dispatch", "--event", "PATH", "--repo", "o/r"],
+        ["comment", "--artifact", "PATH", "--repo", "o/r", "--run-id", "1"],
+    ],
+)
+@pytest.mark.parametrize("number", [errno.ENAMETOOLONG, errno.EACCES])
+def test_a_path_that_nothing_can_be_at_is_one_line(
+    arguments: list[str], number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "x" * 5000 if number == errno.ENAMETOOLONG else "closed"
+    stat = os.stat
+
+    def closed(where: object, *others: object, **options: object) -> os.stat_result:
+        if str(where) == "closed":
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(where))
+        return stat(where, *others, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "stat", closed)
+    with pytest.raises(SystemExit) as stop:
+        main([path if word == "PATH" else word for word in arguments])
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"flowbench: {path}: ")
