@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowbench.commands.false_alarms import evidence
+from flowbench.commands.false_alarms import evidence_of_sides
 from flowbench.judge.false_alarms import verdicts_of
 from flowbench.judge.inference import binomial_interval
 from flowbench.judge.verdict import Verdict
@@ -86,7 +86,7 @@ def table(path: Path) -> str:
         + " |",
         "|---|" + "---|" * 2 * len(titles),
     ]
-    verdicts = [verdicts_of([evidence(setting, sitting, side) for sitting in sittings]) for side in sides]
+    verdicts = [verdicts_of(of_side) for of_side in evidence_of_sides(setting, sittings).values()]
     ours = [
         [verdict in ((Verdict.SLOWER, Verdict.FASTER) if side == "head" else (Verdict.SLOWER,)) for verdict in of_side]
         for side, of_side in zip(sides, verdicts, strict=True)

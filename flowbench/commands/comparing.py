@@ -10,7 +10,7 @@ import click
 
 import flowbench
 from flowbench.commands.limits import limits_text as read_limits
-from flowbench.commands.noise import sure_floors
+from flowbench.commands.noise import sure_floors, sure_shifts
 from flowbench.commands.running import OUT, check_place, interruptible, write_reports
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document, matched_sides
@@ -198,7 +198,8 @@ def _compared(
 
 def _planned(request: Request, command: Sequence[str], base: Side, head: Side) -> RunDocument:
     known = read_floors(read_machine())
-    return with_false_alarms(plan_comparison(request, command, base, head, sure_floors(known)), known.values())
+    document = plan_comparison(request, command, base, head, sure_floors(known), sitting_shifts=sure_shifts(known))
+    return with_false_alarms(document, known.values())
 
 
 def _resumed(document: RunDocument, path: Path, request: Request, base: Side, head: Side) -> RunDocument:

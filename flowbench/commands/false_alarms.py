@@ -20,7 +20,15 @@ import click
 import flowbench
 from flowbench.commands.running import interruptible
 from flowbench.errors import FlowbenchError, Interrupted
-from flowbench.judge.false_alarms import LEAST_SITTINGS, noise_floor, pair_spread, rate_of, smallest_found, verdicts_of
+from flowbench.judge.false_alarms import (
+    LEAST_SITTINGS,
+    noise_floor,
+    pair_spread,
+    rate_of,
+    sitting_shift,
+    smallest_found,
+    verdicts_of,
+)
 from flowbench.judge.times import LEAST_PAIRS, Evidence, pair_log_ratio, percent
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.comparison_session import Place, run_comparison
@@ -83,9 +91,10 @@ def aa(
 
 
 def report(path: Path) -> str:
-    """False alarms, noise floor, the smallest change found, and the power, from a file of sittings."""
+    """False alarms, the noise, the smallest change found, and the power, from a file of sittings."""
     setting, sittings = record.read(path)
-    unchanged = [evidence(setting, sitting, "head") for sitting in sittings]
+    sides = evidence_of_sides(setting, sittings)
+    unchanged = sides["head"]
     alarms = rate_of(verdicts_of(unchanged), _CHANGED)
     what = (
         f"{counted(len(sittings), 'sitting')} of one commit against itself: {setting.engine} {setting.case.label}, "
@@ -94,19 +103,10 @@ def report(path: Path) -> str:
     lines = [
         what,
         f"false alarms: {alarms.count} of {alarms.sittings} (95 % interval {alarms.low:.1%} to {alarms.high:.1%})",
-        f"noise floor: {_floor_words(unchanged)}",
+        *_noise_words(setting, unchanged),
         f"from pair to pair: {percent(pair_spread(unchanged))} (standard deviation, median sitting)",
     ]
-    slowed = {
-        slowdown: [evidence(setting, sitting, side) for sitting in sittings]
-        for side, slowdown in setting.slowdowns.items()
-    }
-    lines += _power(unchanged, slowed)
-    floor = noise_floor(unchanged)
-    if len(sittings) >= LEAST_SITTINGS and floor > setting.least_margin and not setting.load:
-        least = percent(setting.least_margin)
-        lines.append(f"with the noise floor for a margin in place of {least}, as flowbench compare takes it here:")
-        lines += [f"  {line}" for line in _power(*_with_margin(floor, unchanged, slowed))]
+    lines += _power(unchanged, {slowdown: sides[side] for side, slowdown in setting.slowdowns.items()})
     return "\n".join(lines)
 
 
@@ -122,18 +122,31 @@ def _power(unchanged: Sequence[Evidence], slowed: Mapping[float, Sequence[Eviden
         )
 
 
-def _with_margin(
-    margin: float, unchanged: Sequence[Evidence], slowed: Mapping[float, Sequence[Evidence]]
-) -> tuple[list[Evidence], dict[float, list[Evidence]]]:
-    """The same with a larger margin: what looks changed then looked so before, and has its confirming rounds."""
-    wider = {slowdown: [replace(one, margin=margin) for one in sittings] for slowdown, sittings in slowed.items()}
-    return [replace(one, margin=margin) for one in unchanged], wider
-
-
-def _floor_words(unchanged: Sequence[Evidence]) -> str:
+def _noise_words(setting: record.Setting, unchanged: Sequence[Evidence]) -> Iterator[str]:
     if len(unchanged) < LEAST_SITTINGS:
-        return f"too few sittings for a noise floor: it takes {LEAST_SITTINGS}, and a larger --sittings adds to these"
-    return f"{percent(noise_floor(unchanged))} (95 % of the sittings showed less)"
+        why = f"too few sittings for a noise floor: it takes {LEAST_SITTINGS}, and a larger --sittings adds to these"
+        yield f"noise floor: {why}"
+        return
+    margin = percent(unchanged[0].margin)
+    floor, shift = percent(noise_floor(unchanged)), percent(sitting_shift(unchanged))
+    between, within = "for the margin between run documents", f"for the margin within a sitting, {margin} here"
+    if setting.load:
+        between, within = "not kept: it is the load's", f"not kept either; all is judged with a margin of {margin}"
+    yield f"noise floor: {floor} (95 % of the sittings showed less), {between}"
+    yield f"shift of a sitting: {shift} (95 % are off by less, beyond what their own intervals tell), {within}"
+
+
+def evidence_of_sides(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> dict[str, list[Evidence]]:
+    """The evidence of every side against base, sitting by sitting, at the margin that `flowbench compare` takes here.
+
+    That is the shift of these same sittings where it is larger than the least margin, but for one under a load of our own.
+    What looks changed at a larger margin than that of its measurement looked so then too, and has its confirming rounds.
+    """
+    sides = {side: [evidence(setting, sitting, side) for sitting in sittings] for side in ("head", *setting.slowdowns)}
+    if len(sittings) < LEAST_SITTINGS or setting.load:
+        return sides
+    margin = max(setting.least_margin, sitting_shift(sides["head"]))
+    return {side: [replace(one, margin=margin) for one in of_side] for side, of_side in sides.items()}
 
 
 def evidence(setting: record.Setting, sitting: record.AaSitting, side: str) -> Evidence:
@@ -219,13 +232,13 @@ def _brief(path: Path) -> str:
 
 
 def _keep(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> None:
-    """Keep the noise floor for comparisons on this machine, where there are enough sittings for one.
+    """Keep the noise for comparisons on this machine, where there are enough sittings for one.
 
     What a competing load of our own has done is no noise of the machine: as a margin it would hide changes from then on.
     """
     if len(sittings) < LEAST_SITTINGS or setting.load:
         return
-    unchanged = [evidence(setting, sitting, "head") for sitting in sittings]
+    unchanged = evidence_of_sides(setting, sittings)["head"]
     alarms = rate_of(verdicts_of(unchanged), _CHANGED)
     floor = NoiseFloor(
         cell=f"{setting.engine}/{setting.case.key}",
@@ -233,6 +246,7 @@ def _keep(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> None
         sittings=len(sittings),
         alarms=alarms.count,
         measured=sittings[-1].started,
+        shift=sitting_shift(unchanged),
     )
     keep_floor(setting.machine, floor)
 

@@ -53,6 +53,11 @@ class Matched:
     head: Cell | None
     pairs: tuple[tuple[Sample, Sample], ...]
 
+    @property
+    def name(self) -> str:
+        """`ENGINE/CASE`, by which the noise of a machine is kept."""
+        return f"{self.engine}/{self.case.key}"
+
 
 def judge_document(document: RunDocument) -> ComparisonSet:
     """All verdicts of a sitting of two sides, from its document alone; ValueError for a document of an ordinary run."""
@@ -108,21 +113,36 @@ def evidence_of(document: RunDocument, match: Matched) -> Evidence:
     return Evidence(
         sampling=tuple(ratio for pair, ratio in ratios if pair < first_confirming),
         confirming=tuple(ratio for pair, ratio in ratios if pair >= first_confirming),
-        margin=margin_of(match, plan.least_margin, plan.noise_floors).size,
+        margin=margin_within(plan, match).size,
     )
 
 
-def margin_of(match: Matched, least_margin: float, noise_floors: Mapping[str, float]) -> Margin:
-    """The larger of the least margin and what the same commit has shown against itself on this machine, by `ENGINE/CASE`."""
-    floor = noise_floors.get(f"{match.engine}/{match.case.key}")
+def margin_within(plan: SidesCompared, match: Matched) -> Margin:
+    """The margin within one sitting, whose intervals tell all noise but what its pairs share: at least the shift of a sitting.
+
+    Where that is not known, as in documents and noise of earlier versions, the noise floor stands in: the cautious choice.
+    """
+    shift = plan.sitting_shifts.get(match.name)
+    if shift is None:
+        return margin_between(match, plan.least_margin, plan.noise_floors)
+    return _at_least(plan.least_margin, shift, "shift of a sitting")
+
+
+def margin_between(match: Matched, least_margin: float, noise_floors: Mapping[str, float]) -> Margin:
+    """The margin between documents of two sittings, whose intervals do not tell what lies between: at least the noise floor."""
+    floor = noise_floors.get(match.name)
     if floor is None:
         return Margin(
             least_margin,
             "the least one; flowbench aa has not measured this cell's noise here (in enough sittings)",
         )
-    if floor > least_margin:
-        return Margin(floor, f"the noise floor measured on this machine, {percent(floor)}")
-    return Margin(least_margin, f"the least one; the noise floor measured on this machine is {percent(floor)}")
+    return _at_least(least_margin, floor, "noise floor")
+
+
+def _at_least(least_margin: float, noise: float, name: str) -> Margin:
+    if noise > least_margin:
+        return Margin(noise, f"the {name} measured on this machine, {percent(noise)}")
+    return Margin(least_margin, f"the least one; the {name} measured on this machine is {percent(noise)}")
 
 
 def is_case_precise(document: RunDocument, case: Case) -> bool:
@@ -202,7 +222,7 @@ def _time_of(document: RunDocument, match: Matched, judged: Judgement | None) ->
             None if single else math.exp(judged.mean.high),
         ),
         pairs=len(match.pairs),
-        margin=margin_of(match, plan.least_margin, plan.noise_floors),
+        margin=margin_within(plan, match),
         sign_flip_p=judged.sign_flip_p,
         p=judged.p,
         adjusted_p=judged.adjusted_p,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flowbench.cell import Case, Cell
-from flowbench.judge.compare import STEP_TIME, Matched, label_of, margin_of, missing_verdict, one_sided, overall_of
+from flowbench.judge.compare import STEP_TIME, Matched, label_of, margin_between, missing_verdict, one_sided, overall_of
 from flowbench.judge.inference import Mean, beyond, difference_of, holm
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import matched_samples, ratio_to_reference
@@ -38,7 +38,7 @@ def judge_documents(
     matches = list(_matches(base, head))
     means = {index: mean for index, match in enumerate(matches) if (mean := _change(base, head, match)) is not None}
     floors = _largest([noise_floors or {}, *(one.comparison.noise_floors for one in (base, head) if one.comparison)])
-    margins = [margin_of(match, LEAST_MARGIN, floors) for match in matches]
+    margins = [margin_between(match, LEAST_MARGIN, floors) for match in matches]
     ps = [beyond(mean, math.log1p(margins[index].size)) for index, mean in means.items()]
     adjusted = dict(zip(means, holm(ps), strict=True))
     why_not = _why_no_times(base, head)

@@ -36,11 +36,13 @@ def plan_comparison(
     noise_floors: Mapping[str, float],
     extra_sides: Sequence[str] = (),
     with_canary: bool = True,
+    sitting_shifts: Mapping[str, float] | None = None,
 ) -> RunDocument:
     """The document of a sitting in which each of the repository's engines stands for base and for head.
 
-    `noise_floors` are by `ENGINE/CASE`. `extra_sides` are measured beside, at every case; the canary is base once more, at
-    the cheapest case. Raises FlowbenchError for engines that are of no side, and for fewer pairs than can show anything.
+    `noise_floors` and `sitting_shifts` are by `ENGINE/CASE`. `extra_sides` are measured beside, at every case; the canary is
+    base once more, at the cheapest case. Raises FlowbenchError for engines that are of no side, and for fewer pairs than can
+    show anything.
     """
     if request.pairs is not None and request.pairs < LEAST_PAIRS:
         raise FlowbenchError(
@@ -74,6 +76,7 @@ def plan_comparison(
             confirmation_pairs=LEAST_PAIRS,
             noise_floors=dict(noise_floors),
             stopped={},
+            sitting_shifts=dict(sitting_shifts or {}),
         ),
     )
 

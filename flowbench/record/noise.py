@@ -23,7 +23,8 @@ _PATIENCE_S = 30.0
 class NoiseFloor:
     """95 % of `sittings` of one engine at one case (`ENGINE/CASE`), same commit on both sides, showed a change up to `floor`.
 
-    `alarms` of them were judged `slower` or `faster`, each of which was false.
+    `alarms` of them were judged `slower` or `faster`, each of which was false. 95 % are off by up to `shift` in all their
+    pairs together, which their own intervals do not tell; None where an earlier version measured, which did not say.
     """
 
     cell: Text
@@ -31,6 +32,7 @@ class NoiseFloor:
     sittings: Count
     alarms: Index
     measured: Moment
+    shift: Annotated[float, Limit(minimum=0, maximum=10)] | None = None
 
 
 @dataclass(frozen=True)

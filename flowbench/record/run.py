@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Literal
 
 from flowbench.cell import Case, Cell, Count, Name
@@ -82,8 +82,8 @@ class SidesCompared:
 
     Rounds from `protocol.pairs - confirmation_pairs` on confirm what the rounds before them showed. Sampling of a case ends
     before that when all its intervals are narrow: `stopped` says why it ended, by case. `noise_floors` has, by engine and case
-    (`ENGINE/CASE`), how large a change the same commit has shown against itself on this machine; in `aa_alarms` of
-    `aa_sittings` such sittings it was judged to have changed.
+    (`ENGINE/CASE`), how large a change the same commit has shown against itself on this machine, `sitting_shifts` how far such
+    sittings were off beyond what their intervals tell; in `aa_alarms` of `aa_sittings` it was judged to have changed.
     """
 
     base: Side
@@ -95,6 +95,7 @@ class SidesCompared:
     stopped: dict[str, Text]
     aa_sittings: Index = 0
     aa_alarms: Index = 0
+    sitting_shifts: dict[str, Annotated[float, Limit(minimum=0, maximum=10)]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.aa_alarms > self.aa_sittings:
@@ -228,11 +229,11 @@ class RunDocument:
         if sample.pair >= protocol.pairs:
             raise CodecError(f"{path}.pair", str(sample.pair), f"less than the protocol's {protocol.pairs} pairs")
         for index, rank in enumerate(sample.ranks):
-            for field, most in (("warmup_ms", protocol.warmup), ("steps_ms", protocol.steps)):
-                times = len(getattr(rank, field))
+            for name, most in (("warmup_ms", protocol.warmup), ("steps_ms", protocol.steps)):
+                times = len(getattr(rank, name))
                 if times > most:
                     raise CodecError(
-                        f"{path}.ranks[{index}].{field}", f"{times} times", f"at most the protocol's {most} steps"
+                        f"{path}.ranks[{index}].{name}", f"{times} times", f"at most the protocol's {most} steps"
                     )
 
     @functools.cached_property

@@ -332,6 +332,7 @@ def test_all_sides_of_a_round_share_its_cores() -> None:
 def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from flowbench.judge.false_alarms import noise_floor, sitting_shift
     from flowbench.record.machine import read_machine
     from flowbench.record.noise import noise_path, read_floors
 
@@ -359,9 +360,15 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
     out.write_text("\n".join([head, *[line] * 10]) + "\n")
     text = false_alarms.aa(request, 10, (0.5,), False, out, ())
     assert "(95 % of the sittings showed less)" in text
-    assert "for a margin" not in text, "a noise floor below the least margin changes nothing"
+    assert "for the margin within a sitting, 1 % here" in text, "the same sitting ten times, and no change"
     (floor,) = read_floors(read_machine()).values()
     assert (floor.sittings, floor.alarms, floor.cell) == (10, 0, f"toy-sided/{setting.case.key}")
+    unchanged = [false_alarms.evidence(setting, sitting, "head")] * 10
+    assert (floor.floor, floor.shift) == (noise_floor(unchanged), sitting_shift(unchanged))
+    earlier = json.loads(noise_path().read_text())
+    del earlier["machines"][0]["floors"][0]["shift"]  # as an earlier version kept it
+    noise_path().write_text(json.dumps(earlier))
+    assert read_floors(read_machine()) == {floor.cell: dataclasses.replace(floor, shift=None)}
     out.write_text(whole)
     with pytest.raises(FlowbenchError, match="another setting \\(slowdowns differ\\)"):
         false_alarms.aa(request, 2, (0.4,), False, out, ())
@@ -411,16 +418,18 @@ def test_the_load_does_not_outlive_one_that_is_killed(wait: Callable[..., None])
     wait(lambda: not load.is_running() or load.status() == psutil.STATUS_ZOMBIE, "the end of the load")
 
 
-def test_a_noise_floor_of_few_sittings_is_none_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
-    def floors_of(sittings: int) -> dict[str, float]:
-        floor = NoiseFloor("toy-sided/a", 1.3, sittings, 0, "2026-11-29T10:00:00Z")
+def test_noise_of_few_sittings_is_none_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    def noise_of(sittings: int, shift: float | None) -> tuple[dict[str, float], dict[str, float]]:
+        floor = NoiseFloor("toy-sided/a", 1.3, sittings, 0, "2026-11-29T10:00:00Z", shift)
         monkeypatch.setattr(comparing, "read_floors", lambda machine: {"toy-sided/a": floor})
         plan = comparing._planned(REQUEST, (), Side("a", None), Side("b", None)).comparison
         assert plan is not None
-        return plan.noise_floors
+        return plan.noise_floors, plan.sitting_shifts
 
-    assert floors_of(9) == {}
-    assert floors_of(10) == {"toy-sided/a": 1.3}
+    assert noise_of(9, 0.02) == ({}, {})
+    assert noise_of(10, 0.02) == ({"toy-sided/a": 1.3}, {"toy-sided/a": 0.02})
+    assert noise_of(10, 0.0) == ({"toy-sided/a": 1.3}, {"toy-sided/a": 0.0})
+    assert noise_of(10, None) == ({"toy-sided/a": 1.3}, {}), "an earlier version measured it"
 
 
 @pytest.mark.parametrize(

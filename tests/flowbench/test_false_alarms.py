@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import random
 import sys
+from dataclasses import replace
 from pathlib import Path
+from statistics import NormalDist, fmean
 from types import ModuleType
 
 import pytest
 
 from flowbench.cell import Case
-from flowbench.commands.false_alarms import evidence, report
+from flowbench.commands.false_alarms import evidence, evidence_of_sides, report
 from flowbench.errors import FlowbenchError
-from flowbench.judge.false_alarms import noise_floor, rate_of, smallest_found, verdicts_of
-from flowbench.judge.times import Evidence
+from flowbench.judge.false_alarms import Rate, noise_floor, rate_of, sitting_shift, smallest_found, verdicts_of
+from flowbench.judge.times import Evidence, percent
 from flowbench.judge.verdict import Verdict
 from flowbench.record import aa
 from flowbench.record.run import Machine
 
+CHANGED = (Verdict.SLOWER, Verdict.FASTER)
 NOISE = (0.004, -0.003, 0.001, -0.004, 0.003, -0.001)
 
 
@@ -44,6 +48,33 @@ def test_the_readme_says_what_the_samples_say(other_rules: ModuleType, samples: 
     assert other_rules.table(samples) in text, "the table that suites/other_rules.py makes of it belongs there too"
 
 
+def test_the_readme_adds_up_what_was_found_on_two_cores(repository: Path) -> None:
+    folder = repository / "reports" / "aa-2-cores"
+    files = {path.name: aa.read(path) for path in sorted(folder.glob("*.jsonl.xz"))}
+    text = " ".join((folder / "README.md").read_text().split())
+    sides = {name: evidence_of_sides(*read) for name, read in files.items()}
+    alarms = rate_of(verdicts_of([one for by_side in sides.values() for one in by_side["head"]]), CHANGED)
+    whole = f"{alarms.count} false alarms in {alarms.sittings} sittings (95 % interval {alarms.low:.1%} to {alarms.high:.1%})"
+    assert whole in text
+    largest = max(sitting_shift(by_side["head"]) for name, by_side in sides.items() if not files[name][0].load)
+    assert f"the shift of a sitting, at most {percent(largest)} here, leaves it at 1 %" in text
+
+    def found(side: str, at_floor: bool = False) -> Rate:
+        judged = [
+            replace(one, margin=noise_floor(by_side["head"])) if at_floor else one
+            for by_side in sides.values()
+            for one in by_side.get(side, ())
+        ]
+        return rate_of(verdicts_of(judged), (Verdict.SLOWER,))
+
+    five, three = found("head+5%"), found("head+3%")
+    assert f"+5 % is found in {five.count} of {five.sittings} ({percent(five.share)})" in text
+    assert f"+3 % in {three.count} of {three.sittings} ({percent(three.share)})" in text
+    five, three = found("head+5%", at_floor=True), found("head+3%", at_floor=True)
+    left = f"{five.count} and {three.count} of {five.sittings} ({percent(five.share)} and {percent(three.share)})"
+    assert f"leave {left}" in text
+
+
 def test_rules_see_what_their_tools_would_see(other_rules: ModuleType) -> None:
     rules = {rule.name: rule.says_changed for rule in other_rules.RULES}
     base = [[100.0, 102, 98, 101, 99] * 4] * 3
@@ -66,12 +97,101 @@ def test_rates_floors_and_what_would_be_found() -> None:
     sittings = [sitting(change) for change in changes]
     assert noise_floor(sittings) == pytest.approx(0.0182, abs=1e-4)  # the 19th of 20
     assert noise_floor([sitting(-0.5)]) == pytest.approx(0.6487, abs=1e-4)
-    alarms = rate_of(verdicts_of(sittings), (Verdict.SLOWER, Verdict.FASTER))
+    alarms = rate_of(verdicts_of(sittings), CHANGED)
     assert (alarms.count, alarms.sittings, alarms.share) == (6, 20, 0.3)
     assert alarms.low < 0.3 < alarms.high
     needed = smallest_found([sitting(0.0)] * 5)
     found, missed = (verdicts_of([sitting(needed_log)])[0] for needed_log in (needed + 0.001, needed - 0.001))
     assert (found, missed) == (Verdict.SLOWER, Verdict.UNCLEAR)
+
+
+def test_the_shift_of_a_sitting_is_what_the_intervals_leave_of_the_second_moment() -> None:
+    def sitting(
+        mean: float, error: float
+    ) -> Evidence:  # two values, whose standard error is half of what lies between them
+        return Evidence((mean - error, mean + error), (0.5, 0.7), 0.01)
+
+    # (0.05^2 + 0.01^2) / 2 - (0.01^2 + 0.02^2) / 2 = 0.00105; what confirms has no part in it
+    shift = sitting_shift([sitting(0.05, 0.01), sitting(-0.01, 0.02)])
+    assert shift == pytest.approx(math.expm1(1.959964 * math.sqrt(0.00105)), rel=1e-6)
+    assert sitting_shift([sitting(0.02, 0.01)] * 3) == pytest.approx(math.expm1(1.959964 * math.sqrt(0.0003)), rel=1e-6)
+    assert sitting_shift([sitting(0.01, 0.02)] * 3) == 0
+
+
+def simulated(shift: float, spread: float, sittings: int, margin: float, draw: random.Random) -> list[Evidence]:
+    """Sittings of no change, each off by a normal shift in all its pairs, and each pair by a normal spread."""
+
+    def one() -> Evidence:
+        off = draw.gauss(0, shift)
+        pairs = [draw.gauss(off, spread) for _ in range(16)]
+        return Evidence(tuple(pairs[:10]), tuple(pairs[10:]), margin)
+
+    return [one() for _ in range(sittings)]
+
+
+@pytest.mark.parametrize("spread", [0.001, 0.01, 0.02])
+def test_where_intervals_tell_all_noise_the_shift_is_nearly_none(spread: float) -> None:
+    sittings = simulated(0.0, spread, 300, 0.01, random.Random(20261130))
+    assert sitting_shift(sittings) < spread / 4
+    assert max(0.01, sitting_shift(sittings)) == 0.01
+    assert noise_floor(sittings) == pytest.approx(1.96 * spread / 4, rel=0.3), "which an interval of ten pairs tells"
+
+
+@pytest.mark.parametrize("spread", [0.01, 0.03])
+def test_what_all_pairs_of_a_sitting_share_is_found_and_raises_no_alarm_at_that_margin(spread: float) -> None:
+    draw = random.Random(20261130)
+    margin = sitting_shift(simulated(0.02, spread, 300, 0.01, draw))
+    assert margin == pytest.approx(1.96 * 0.02, rel=0.15)
+    alarms, at_one_per_cent = (
+        rate_of(verdicts_of(simulated(0.02, spread, 500, size, draw)), CHANGED) for size in (margin, 0.01)
+    )
+    assert alarms.share < 0.05
+    assert at_one_per_cent.share > 0.1, "with the least margin it would cry wolf"
+
+
+@pytest.mark.parametrize(("sittings", "exceeding"), [(10, 0.078), (60, 0.055)])
+def test_the_shift_of_few_sittings_is_a_rough_figure(sittings: int, exceeding: float) -> None:
+    """Where pairs do not differ, those beyond it follow Student's t with as many degrees of freedom as there were sittings."""
+    draw = random.Random(20261130)
+    margins = [sitting_shift(simulated(0.02, 1e-6, sittings, 0.01, draw)) for _ in range(300)]
+    beyond = [2 * (1 - NormalDist(0, 0.02).cdf(math.log1p(margin))) for margin in margins]
+    assert fmean(beyond) == pytest.approx(exceeding, abs=0.01)
+
+
+def test_what_aa_says_is_judged_at_the_margin_of_a_comparison_there(repository: Path, tmp_path: Path) -> None:
+    setting, kept = aa.read(repository / "reports" / "aa-2-cores" / "slowed-2.jsonl.xz")
+    sitting = next(one for one in kept if any(pair.confirming and pair.side == "head" for pair in one.pairs))
+
+    def off_by(factor: float) -> aa.AaSitting:
+        """All sides but base are off by the factor, those that were slowed are 10 % slower besides; pairs differ by NOISE."""
+        times_us = {"base": 1.0, "head": factor} | dict.fromkeys(setting.slowdowns, 1.1 * factor)
+        noise = {side: 0.0 if side == "base" else 1.0 for side in times_us}
+        pairs = [
+            replace(one, steps_us=(1000 * times_us[one.side] * math.exp(noise[one.side] * NOISE[one.pair % 6]),))
+            for one in sitting.pairs
+        ]
+        return replace(sitting, pairs=tuple(pairs))
+
+    sittings = [off_by(factor) for factor in (1.04, 0.96, 1.02, 0.98, 1.0) * 2]
+    sides = evidence_of_sides(setting, sittings)
+    shift = sitting_shift([evidence(setting, one, "head") for one in sittings])
+    assert shift == pytest.approx(0.056, abs=0.002)
+    assert list(sides) == ["head", *setting.slowdowns]
+    assert {one.margin for of_side in sides.values() for one in of_side} == {shift}
+    assert rate_of(verdicts_of([replace(one, margin=0.01) for one in sides["head"]]), (Verdict.SLOWER,)).count == 4
+    few = evidence_of_sides(setting, sittings[:9])
+    loaded = evidence_of_sides(replace(setting, load=True), sittings)
+    assert {one.margin for by_side in (few, loaded) for of_side in by_side.values() for one in of_side} == {0.01}
+
+    out = tmp_path / "aa.jsonl"
+    aa.begin(out, setting)
+    for one in sittings:
+        aa.add(out, one)
+    text = report(out)
+    assert "false alarms: 0 of 10" in text
+    assert "shift of a sitting: 5.7 % (" in text
+    assert "for the margin within a sitting, 5.7 % here" in text
+    assert "+3 % injected: found in 8 of 10" in text, "10 % slower, but off by 4 % the other way, is not beyond 5.7 %"
 
 
 def test_evidence_pairs_each_round_with_its_own_base() -> None:

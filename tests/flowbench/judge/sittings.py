@@ -37,6 +37,7 @@ def sitting(
     lacks: tuple[tuple[str, Case], ...] = (),
     cases: tuple[Case, ...] = (CASE, SMALL),
     floors: Mapping[str, float] | None = None,
+    shifts: Mapping[str, float] | None = None,
     reference: bool = True,
 ) -> run.RunDocument:
     """`times` multiplies a side's steps at `CASE`, `confirming` in the rounds that confirm (else alike); `peaks` adds bytes."""
@@ -68,7 +69,7 @@ def sitting(
     git = run.Git("0123456789abcdef0123456789abcdef01234567", None, False)
     plan = run.SidesCompared(
         run.Side("main", git), run.Side("working tree", run.Git("f" * 40, "work", True)), 0.01, 6, 6, dict(floors or {}),
-        {case.key: "all 6 pairs were measured" for case in cases},
+        {case.key: "all 6 pairs were measured" for case in cases}, sitting_shifts=dict(shifts or {}),
     )  # fmt: skip
     protocol = run.Protocol(4, 0, 12, 2, "in turns", 0, 1e-4, 0.9, 2e-5, None, None, steps_per_turn=1)
     return run.RunDocument(

@@ -78,6 +78,22 @@ def test_a_change_below_the_machines_noise_floor_does_not_count() -> None:
     assert "has not measured" in str(time_of(judge_document(document), SMALL).margin)
 
 
+def test_within_a_sitting_the_shift_of_sittings_counts_in_place_of_the_noise_floor() -> None:
+    cell = f"flow-eager/{CASE.key}"
+    time = time_of(judge_document(sitting({"head": 1.1}, floors={cell: 0.3}, shifts={cell: 0.2})))
+    assert (time.verdict, time.margin.size) == (Verdict.SAME, 0.2)  # type: ignore[union-attr]
+    assert "the shift of a sitting measured on this machine, 20 %" in str(time.margin)
+    noisy = sitting({"head": 1.1}, floors={cell: 0.2}, shifts={cell: 0.005})
+    assert list(to_confirm(noisy)) == [CASE]
+    time = time_of(judge_document(noisy))
+    assert (time.verdict, time.margin.size) == (Verdict.SLOWER, 0.01)  # type: ignore[union-attr]
+    assert "the least one; the shift of a sitting measured on this machine is 0.5 %" in str(time.margin)
+    base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    between = time_of(judge_documents(base, noisy)).margin
+    assert between is not None
+    assert between.size == 0.2, "two sittings differ by their shifts and by the noise of both"
+
+
 def test_a_flagged_canary_makes_everything_unclear() -> None:
     comparison = judge_document(sitting({"head": 1.1, "canary": 1.1}, {"head": MIB}))
     assert comparison.canary.state == "flagged"
