@@ -14,12 +14,14 @@ from types import ModuleType
 import pytest
 
 from flowbench.cell import Case
+from flowbench.commands import false_alarms
 from flowbench.commands.false_alarms import evidence, evidence_of_sides, report
 from flowbench.errors import FlowbenchError
 from flowbench.judge.false_alarms import Rate, noise_floor, rate_of, sitting_shift, smallest_found, verdicts_of
 from flowbench.judge.times import Evidence, percent
 from flowbench.judge.verdict import Verdict
 from flowbench.record import aa
+from flowbench.record.noise import read_floors
 from flowbench.record.run import Machine
 
 CHANGED = (Verdict.SLOWER, Verdict.FASTER)
@@ -158,7 +160,9 @@ def test_the_shift_of_few_sittings_is_a_rough_figure(sittings: int, exceeding: f
     assert fmean(beyond) == pytest.approx(exceeding, abs=0.01)
 
 
-def test_what_aa_says_is_judged_at_the_margin_of_a_comparison_there(repository: Path, tmp_path: Path) -> None:
+def test_what_aa_says_is_judged_at_the_margin_of_a_comparison_there(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     setting, kept = aa.read(repository / "reports" / "aa-2-cores" / "slowed-2.jsonl.xz")
     sitting = next(one for one in kept if any(pair.confirming and pair.side == "head" for pair in one.pairs))
 
@@ -192,6 +196,12 @@ def test_what_aa_says_is_judged_at_the_margin_of_a_comparison_there(repository: 
     assert "shift of a sitting: 5.7 % (" in text
     assert "for the margin within a sitting, 5.7 % here" in text
     assert "+3 % injected: found in 8 of 10" in text, "10 % slower, but off by 4 % the other way, is not beyond 5.7 %"
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    false_alarms._keep(setting, sittings)
+    (kept_noise,) = read_floors(setting.machine).values()
+    assert (kept_noise.shift, kept_noise.floor) == (shift, noise_floor(sides["head"]))
+    assert (kept_noise.alarms, kept_noise.sittings) == (0, 10)
 
 
 def test_evidence_pairs_each_round_with_its_own_base() -> None:
