@@ -1,14 +1,15 @@
-"""Makes what is made from run documents: the texts beside each one, and README's tables and quotation, between two marks.
+"""Makes what is made from run documents: the texts beside each one, and the tables and quotations of pages, between two marks.
 
     python reports/update.py            writes them
     python reports/update.py --check    says which are not as they would be written, and exits 1
 
-A table in README stands between `<!-- figures: FOLDER -->` and `<!-- end of figures -->`: that of every document in the folder.
+The pages are README and those that lie in `reports/`. A table stands between `<!-- figures: FOLDER -->` and `<!-- end of figures -->`: that of every document in the folder.
 Between `<!-- speed stats: FOLDER -->` and `<!-- end of speed stats -->` stands how the folder's first Speed stats text begins.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import sys
@@ -56,9 +57,9 @@ def wanted(root: Path) -> dict[Path, str]:
         document = read_document(path)
         verdicts = judge_document(document) if document.comparison else None
         texts |= {path.with_suffix(suffix): render(document, form, comparison=verdicts) for suffix, form in TEXTS}
-    readme = root / "README.md"
-    made = MARKED.sub(lambda found: found[1] + figures(root, found[2]) + found[4], readme.read_text())
-    texts[readme] = QUOTED.sub(lambda found: found[1] + quotation(root / found[2]) + found[4], made)
+    for page in (root / "README.md", *sorted((root / "reports").glob("*.md"))):
+        made = MARKED.sub(lambda found, page=page: found[1] + figures(root, found[2], page) + found[4], page.read_text())
+        texts[page] = QUOTED.sub(lambda found: found[1] + quotation(root / found[2]) + found[4], made)
     return texts
 
 
@@ -67,11 +68,12 @@ def documents(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*.json") if "out" not in path.relative_to(folder).parts)
 
 
-def figures(root: Path, name: str) -> str:
-    """The tables of the documents in folder `name`, with a line below that leads to its document; empty without one."""
+def figures(root: Path, name: str, page: Path) -> str:
+    """The tables of the documents in folder `name`, each above a link from `page` to its document; empty without one."""
     folder, tables = root / name, []
     for path in documents(folder) if folder.is_dir() else []:
-        source = f"From [{path.stem}]({path.relative_to(root).as_posix()}), {device(read_document(path))}."
+        link = Path(os.path.relpath(path, page.parent)).as_posix()
+        source = f"From [{path.stem}]({link}), {device(read_document(path))}."
         tables.append("\n".join([*table(read_document(path)), "", source]))
     return "\n\n".join(tables) + "\n" if tables else ""
 
