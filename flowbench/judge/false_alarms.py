@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowbench.judge.inference import binomial_interval, mean_of
+from flowbench.judge.stats import t_quantile
 from flowbench.judge.times import Evidence, judge_times
 from flowbench.judge.verdict import Verdict
 
 # The shares of sittings that the noise floor and the shift of a sitting, and the smallest change found, speak of.
 COVERED = 0.95
 FOUND = 0.9
-_NORMAL_QUANTILE = statistics.NormalDist().inv_cdf((1 + COVERED) / 2)  # 1.96
 
 # Of fewer sittings, shares of 90 and 95 % say nothing: a machine's noise floor takes so many.
 LEAST_SITTINGS = 10
@@ -56,12 +56,13 @@ def sitting_shift(sittings: Sequence[Evidence]) -> float:
     """How far, as a fraction, all pairs of a sitting are off together, which its own interval does not tell: 95 % by less.
 
     The variance of the shift is what the squares of the sittings' means have, on average, beyond their squared standard errors
-    (method of moments about 0, since nothing was changed; not below 0), the shift is taken as normal. Of the sampling alone:
-    what confirms was measured only where that looked changed, and would draw its mean towards 0.
+    (method of moments about 0, since nothing was changed; not below 0). The shift is taken as normal, its variance as known from so
+    many sittings, hence Student's t. Of the sampling alone: what confirms was measured only where that looked changed, and would
+    draw its mean towards 0.
     """
     means = [mean_of(sitting.sampling) for sitting in sittings]
     variance = statistics.fmean(one.mean**2 for one in means) - statistics.fmean(one.standard_error**2 for one in means)
-    return math.expm1(_NORMAL_QUANTILE * math.sqrt(max(0.0, variance)))
+    return math.expm1(t_quantile(COVERED, len(sittings)) * math.sqrt(max(0.0, variance)))
 
 
 def smallest_found(sittings: Sequence[Evidence]) -> float:

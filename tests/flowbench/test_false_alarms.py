@@ -113,10 +113,10 @@ def test_the_shift_of_a_sitting_is_what_the_intervals_leave_of_the_second_moment
     ) -> Evidence:  # two values, whose standard error is half of what lies between them
         return Evidence((mean - error, mean + error), (0.5, 0.7), 0.01)
 
-    # (0.05^2 + 0.01^2) / 2 - (0.01^2 + 0.02^2) / 2 = 0.00105; what confirms has no part in it
+    # (0.05^2 + 0.01^2) / 2 - (0.01^2 + 0.02^2) / 2 = 0.00105; what confirms has no part in it; t of 2 and of 3 degrees
     shift = sitting_shift([sitting(0.05, 0.01), sitting(-0.01, 0.02)])
-    assert shift == pytest.approx(math.expm1(1.959964 * math.sqrt(0.00105)), rel=1e-6)
-    assert sitting_shift([sitting(0.02, 0.01)] * 3) == pytest.approx(math.expm1(1.959964 * math.sqrt(0.0003)), rel=1e-6)
+    assert shift == pytest.approx(math.expm1(4.302653 * math.sqrt(0.00105)), rel=1e-6)
+    assert sitting_shift([sitting(0.02, 0.01)] * 3) == pytest.approx(math.expm1(3.182446 * math.sqrt(0.0003)), rel=1e-6)
     assert sitting_shift([sitting(0.01, 0.02)] * 3) == 0
 
 
@@ -151,13 +151,13 @@ def test_what_all_pairs_of_a_sitting_share_is_found_and_raises_no_alarm_at_that_
     assert at_one_per_cent.share > 0.1, "with the least margin it would cry wolf"
 
 
-@pytest.mark.parametrize(("sittings", "exceeding"), [(10, 0.078), (60, 0.055)])
-def test_the_shift_of_few_sittings_is_a_rough_figure(sittings: int, exceeding: float) -> None:
-    """Where pairs do not differ, those beyond it follow Student's t with as many degrees of freedom as there were sittings."""
+@pytest.mark.parametrize("sittings", [10, 60])
+def test_of_few_sittings_too_one_in_twenty_exceeds_the_shift(sittings: int) -> None:
+    """Where pairs do not differ: a sitting over the root of the second moment of so many follows Student's t."""
     draw = random.Random(20261130)
     margins = [sitting_shift(simulated(0.02, 1e-6, sittings, 0.01, draw)) for _ in range(300)]
     beyond = [2 * (1 - NormalDist(0, 0.02).cdf(math.log1p(margin))) for margin in margins]
-    assert fmean(beyond) == pytest.approx(exceeding, abs=0.01)
+    assert fmean(beyond) == pytest.approx(0.05, abs=0.008)
 
 
 def test_what_aa_says_is_judged_at_the_margin_of_a_comparison_there(
@@ -179,7 +179,7 @@ def test_what_aa_says_is_judged_at_the_margin_of_a_comparison_there(
     sittings = [off_by(factor) for factor in (1.04, 0.96, 1.02, 0.98, 1.0) * 2]
     sides = evidence_of_sides(setting, sittings)
     shift = sitting_shift([evidence(setting, one, "head") for one in sittings])
-    assert shift == pytest.approx(0.056, abs=0.002)
+    assert shift == pytest.approx(0.065, abs=0.002)
     assert list(sides) == ["head", *setting.slowdowns]
     assert {one.margin for of_side in sides.values() for one in of_side} == {shift}
     assert rate_of(verdicts_of([replace(one, margin=0.01) for one in sides["head"]]), (Verdict.SLOWER,)).count == 4
@@ -193,9 +193,9 @@ def test_what_aa_says_is_judged_at_the_margin_of_a_comparison_there(
         aa.add(out, one)
     text = report(out)
     assert "false alarms: 0 of 10" in text
-    assert "shift of a sitting: 5.7 % (" in text
-    assert "for the margin within a sitting, 5.7 % here" in text
-    assert "+3 % injected: found in 8 of 10" in text, "10 % slower, but off by 4 % the other way, is not beyond 5.7 %"
+    assert "shift of a sitting: 6.5 % (" in text
+    assert "for the margin within a sitting, 6.5 % here" in text
+    assert "+3 % injected: found in 8 of 10" in text, "10 % slower, but off by 4 % the other way, is not beyond 6.5 %"
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     false_alarms._keep(setting, sittings)
