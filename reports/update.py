@@ -3,8 +3,9 @@
     python reports/update.py            writes them
     python reports/update.py --check    says which are not as they would be written, and exits 1
 
-The pages are README and those that lie in `reports/`. A table stands between `<!-- figures: FOLDER -->` and `<!-- end of figures -->`: that of every document in the folder.
-Between `<!-- speed stats: FOLDER -->` and `<!-- end of speed stats -->` stands how the folder's first Speed stats text begins.
+The pages are README and those that lie in `reports/`. A table stands between `<!-- figures: FOLDER -->` and
+`<!-- end of figures -->`: that of every document in the folder. Between `<!-- speed stats: FOLDER -->` and
+`<!-- end of speed stats -->` stands how the folder's first Speed stats text begins.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def wanted(root: Path) -> dict[Path, str]:
         verdicts = judge_document(document) if document.comparison else None
         texts |= {path.with_suffix(suffix): render(document, form, comparison=verdicts) for suffix, form in TEXTS}
     for page in (root / "README.md", *sorted((root / "reports").glob("*.md"))):
-        made = MARKED.sub(lambda found, page=page: found[1] + figures(root, found[2], page) + found[4], page.read_text())
+        made = MARKED.sub(
+            lambda found, page=page: found[1] + figures(root, found[2], page) + found[4], page.read_text()
+        )
         texts[page] = QUOTED.sub(lambda found: found[1] + quotation(root / found[2]) + found[4], made)
     return texts
 

@@ -56,9 +56,9 @@ def sitting_shift(sittings: Sequence[Evidence]) -> float:
     """How far, as a fraction, all pairs of a sitting are off together, which its own interval does not tell: 95 % by less.
 
     The variance of the shift is what the squares of the sittings' means have, on average, beyond their squared standard errors
-    (method of moments about 0, since nothing was changed; not below 0). The shift is taken as normal, its variance as known from so
-    many sittings, hence Student's t. Of the sampling alone: what confirms was measured only where that looked changed, and would
-    draw its mean towards 0.
+    (method of moments about 0, since nothing was changed; not below 0). The shift is taken as normal, its variance as known
+    from so many sittings, hence Student's t. Of the sampling alone: what confirms was measured only where that looked
+    changed, and would draw its mean towards 0.
     """
     means = [mean_of(sitting.sampling) for sitting in sittings]
     variance = statistics.fmean(one.mean**2 for one in means) - statistics.fmean(one.standard_error**2 for one in means)
