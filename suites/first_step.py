@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -66,14 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if asked.started is not None:
         run_child(asked.started, asked, parser)
         return 0
+    from flowbench.measure.processes import child_environment  # not in what a child takes to start
+
     with tempfile.TemporaryDirectory() as folder:
         # The driver keeps what it translates in a place of its own.
         empty = {"XDG_CACHE_HOME": f"{folder}/own", "CUDA_CACHE_PATH": f"{folder}/drivers"}
-        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         for number in range(1 + asked.repeats):
             command = [sys.executable, __file__, *given, "--started", str(time.monotonic())]
-            environment = {**os.environ, **empty, "PYTHONPATH": path}
-            child = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+            child = subprocess.run(
+                command, env=child_environment() | empty, stdout=subprocess.PIPE, text=True, check=False
+            )
             if child.returncode != 0:  # it has said why
                 return 2
             if number == 0:

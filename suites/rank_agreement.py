@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # run as a script
+
+from flowbench.measure.processes import child_environment  # noqa: E402
 
 MOST_APART = 1e-5  # losses in float64
 _SETTINGS = {"lr": 1e-3, "momentum": 0.9}
@@ -175,8 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "float64_steps": asked.float64_steps,
     }
     launch = [sys.executable, "-m", "framework.distributed.launch", "--no-prefix", "--nproc-per-node", str(asked.ranks)]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path}
+    environment = {"OMP_NUM_THREADS": "1", **child_environment()}
     return subprocess.run([*launch, __file__, "--rank-job", json.dumps(job)], env=environment, check=False).returncode
 
 
