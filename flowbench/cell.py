@@ -61,6 +61,11 @@ class Case:
         return ", ".join(words)
 
 
+def cell_name(engine: str, case: Case) -> str:
+    """`ENGINE/CASE`, which limits' patterns are matched with and a machine's noise is kept by; a document has `Cell.key`."""
+    return f"{engine}/{case.key}"
+
+
 @dataclass(frozen=True)
 class Cell:
     """One engine at one case; it is named by all of its fields."""

@@ -16,7 +16,7 @@ from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document, matched_sides
 from flowbench.judge.documents import judge_documents
 from flowbench.judge.explanation import worse_cells
-from flowbench.judge.limits import cell_name, check_limits, check_patterns, parse_limits
+from flowbench.judge.limits import check_limits, check_patterns, parse_limits
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.measure.comparison_session import Place, run_comparison
 from flowbench.measure.plan import Request
@@ -132,7 +132,7 @@ def measured(
                 found = read_document(resume)
                 document = _resumed(found, resume, request, base_side.side, head_side.side)
             if limits_text is not None:
-                names = [cell_name(match.engine, match.case) for match in matched_sides(document)]
+                names = [match.name for match in matched_sides(document)]
                 check_patterns(parse_limits(*limits_text), names, limits_text[1])
             places = {
                 "base": Place(base_side.import_path),

@@ -18,6 +18,7 @@ from time import monotonic
 import click
 
 import flowbench
+from flowbench.cell import cell_name
 from flowbench.commands.running import interruptible
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.false_alarms import (
@@ -241,7 +242,7 @@ def _keep(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> None
     unchanged = evidence_of_sides(setting, sittings)["head"]
     alarms = rate_of(verdicts_of(unchanged), _CHANGED)
     floor = NoiseFloor(
-        cell=f"{setting.engine}/{setting.case.key}",
+        cell=cell_name(setting.engine, setting.case),
         floor=noise_floor(unchanged),
         sittings=len(sittings),
         alarms=alarms.count,

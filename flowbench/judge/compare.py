@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flowbench.cell import Case, Cell
+from flowbench.cell import Case, Cell, cell_name
 from flowbench.judge.inference import mean_of
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import ratio_to_reference
@@ -56,7 +56,7 @@ class Matched:
     @property
     def name(self) -> str:
         """`ENGINE/CASE`, by which the noise of a machine is kept."""
-        return f"{self.engine}/{self.case.key}"
+        return cell_name(self.engine, self.case)
 
 
 def judge_document(document: RunDocument) -> ComparisonSet:

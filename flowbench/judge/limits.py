@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowbench.cell import Case
+from flowbench.cell import cell_name
 from flowbench.errors import FlowbenchError
 from flowbench.judge.stats import untold
 from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, MemoryKind
@@ -93,11 +93,6 @@ def check_patterns(limits: Sequence[Limit], names: Sequence[str], source: str) -
         if not fnmatch.filter(names, limit.pattern):
             known = ", ".join(names[:3]) or "none"
             raise FlowbenchError(f"{source}: the pattern {limit.pattern!r} matches no cell; cells here are: {known}")
-
-
-def cell_name(engine: str, case: Case) -> str:
-    """What patterns are matched with: the engine, then the case's model, shape, precision and so on, with slashes between."""
-    return f"{engine}/{case.key}"
 
 
 def _limit(table: Any, where: str) -> Limit:
