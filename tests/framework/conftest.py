@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -9,6 +10,16 @@ from contextlib import nullcontext
 import pytest
 
 import framework as flow
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """No garbage of earlier tests, and none is collected while a test counts the memory that tensors hold: what an
+    exception or a cycle kept alive would be freed at any moment, and be taken from this test's count."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture

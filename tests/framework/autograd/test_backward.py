@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 
 import numpy as np
@@ -255,10 +254,10 @@ def test_backward_asks_for_what_it_needs() -> None:
 # ---- memory
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_what_was_saved_is_freed_as_backward_goes() -> None:
     size = 1 << 20
     x = flow.ones(size // 4, requires_grad=True)
-    gc.collect()
     before = flow.cpu.memory_allocated()
     y = x
     for _ in range(8):
@@ -280,34 +279,31 @@ def test_what_was_saved_is_freed_as_backward_goes() -> None:
     assert flow.cpu.memory_allocated() - before <= size + 4096
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_graph_that_is_dropped_frees_its_memory_at_once() -> None:
     x = flow.ones(1 << 18, requires_grad=True)
-    gc.collect()
-    gc.disable()
-    try:
-        before = flow.cpu.memory_allocated()
-        loss = (x.exp() * x).sum()
-        assert flow.cpu.memory_allocated() - before >= 1 << 20
-        del loss
-        # Without the garbage collector: the graph must hold no cycles.
-        assert flow.cpu.memory_allocated() == before
-    finally:
-        gc.enable()
+    before = flow.cpu.memory_allocated()
+    loss = (x.exp() * x).sum()
+    assert flow.cpu.memory_allocated() - before >= 1 << 20
+    del loss
+    # No garbage is collected meanwhile: the graph must hold no cycles.
+    assert flow.cpu.memory_allocated() == before
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_training_step_leaves_nothing_but_gradients() -> None:
     model = flow.nn.Sequential(
         flow.nn.Conv2d(3, 8, 3), flow.nn.BatchNorm2d(8), flow.nn.ReLU(), flow.nn.MaxPool2d(2), flow.nn.AdaptiveAvgPool2d(1),
         flow.nn.Flatten(), flow.nn.Linear(8, 3),
     )  # fmt: skip
     images, target = flow.randn(4, 3, 20, 20), flow.tensor([0, 1, 2, 0])
-    gc.collect()
     before = flow.cpu.memory_allocated()
     F.cross_entropy(model(images), target).backward()
     model.zero_grad()
     assert flow.cpu.memory_allocated() == before
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_without_recording_nothing_is_kept() -> None:
     x = flow.ones(1 << 18)
     before = flow.cpu.memory_allocated()

@@ -51,6 +51,7 @@ def test_gradients_are_those_of_a_kept_result(remaking: Callable[[bool], None]) 
         np.testing.assert_allclose(remade, kept, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_result_that_is_made_again_is_not_held(remaking: Callable[[bool], None]) -> None:
     held = []
     for on in (False, True):

@@ -72,6 +72,7 @@ def test_there_is_no_such_device():
         flow.zeros(3, device="cuda:99")
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_memory_is_counted_and_given_back():
     flow.zeros(1, device="cuda")
     flow.cuda.empty_cache()
@@ -139,6 +140,7 @@ def test_waiting_for_each_instruction_changes_no_result():
         assert float(flow.ones(10, device="cuda").sum()) == 10
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_scratch_memory_is_counted():
     before = flow.cuda.memory_allocated()
     room = scratch(flow.device("cuda"), 2**20)

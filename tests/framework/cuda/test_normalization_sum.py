@@ -304,6 +304,7 @@ def test_models_train_to_the_bits_of_their_parts(settings: Any, block: Any, dtyp
     assert_same_bits(*found)
 
 
+@pytest.mark.usefixtures("no_garbage")
 @gpu
 def test_the_shortcuts_result_takes_no_memory(settings: Any) -> None:
     settings.cudnn.workspace_bytes = 1024 * 1024

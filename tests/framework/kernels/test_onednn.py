@@ -86,6 +86,7 @@ def test_patches_are_bounded_by_the_operands():
     assert not patches.serves(many, (1, 1, 7, 7), many, ((1, 1), (3, 3), (1, 1), 1))
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_patches_are_counted():
     x, grad_y = _random(2, 64, 2, 2), _random(2, 64, 2, 2, seed=1)
     grad_weight = runtime(cpu).empty((64, 64, 3, 3), float32)

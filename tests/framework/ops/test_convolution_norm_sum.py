@@ -205,6 +205,7 @@ def test_errors_are_those_of_the_parts() -> None:
             end(x, residual)
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_what_no_gradient_comes_of_may_be_written() -> None:
     end, x, residual = _end()
     end.downsample.requires_grad_(False)
@@ -315,6 +316,7 @@ def test_images_that_can_be_made_again_are_not_kept(where: str, monkeypatch: pyt
         np.testing.assert_allclose(remade, kept, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.usefixtures("no_garbage")
 @pytest.mark.parametrize("uses", [1, 2])
 def test_neither_way_takes_more_memory_than_the_parts(uses: int) -> None:
     peaks, held = {}, {}
@@ -338,6 +340,7 @@ def test_neither_way_takes_more_memory_than_the_parts(uses: int) -> None:
     assert peaks[False] <= peaks[True] + 4096
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_part_of_the_gradient_is_freed_with_what_took_its_place() -> None:
     end, x, residual = _end()
     y = end(x * 1.0, residual * 1.0)

@@ -76,6 +76,7 @@ def test_reshaping_keeps_the_order_of_elements(shape: tuple[int, ...]) -> None:
         np.testing.assert_array_equal(x.reshape(shape).numpy(), VALUES.reshape(shape))
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_reshaping_shares_memory_where_it_can() -> None:
     x = flow.zeros(2, 3)
     before = flow.cpu.memory_allocated()
@@ -150,6 +151,7 @@ def test_empty_tensors_can_be_reshaped() -> None:
     assert flow.zeros(0, 3, 2).flatten(1).shape == (0, 6)
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_expanding_takes_no_memory() -> None:
     x = flow.ones(3, 1)
     before = flow.cpu.memory_allocated()
@@ -159,6 +161,7 @@ def test_expanding_takes_no_memory() -> None:
     assert wide.sum().item() == 6000
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_view_keeps_the_memory_alive() -> None:
     x = flow.ones(1 << 18)
     before = flow.cpu.memory_allocated()

@@ -285,6 +285,7 @@ def test_a_refusal_is_no_leak() -> None:
     memory.allocate(4 * MIB)
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_the_refusal_says_who_holds_the_memory() -> None:
     model = flow.nn.Sequential(flow.nn.Conv2d(3, 16, 3, bias=False), flow.nn.Conv2d(16, 16, 1), flow.nn.ReLU())
     images = flow.zeros(8, 3, 66, 66)
@@ -309,6 +310,7 @@ def test_the_refusal_says_who_holds_the_memory() -> None:
     assert images.grad.shape == images.shape
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_running_out_in_the_middle_of_training_can_be_recovered_from() -> None:
     model = flow.nn.Sequential(
         flow.nn.Conv2d(3, 8, 3), flow.nn.BatchNorm2d(8), flow.nn.AdaptiveAvgPool2d(1), flow.nn.Flatten()
@@ -321,7 +323,6 @@ def test_running_out_in_the_middle_of_training_can_be_recovered_from() -> None:
         optimizer.zero_grad()
 
     step(2)
-    gc.collect()
     held = flow.cpu.memory_allocated()
     flow.cpu.empty_cache()
     flow.cpu.set_memory_limit(flow.cpu.memory_reserved() + 2 * MIB)
@@ -520,8 +521,8 @@ def test_what_backward_holds_is_named_after_the_forward() -> None:
     assert any("0.0.conv2d: backward" in row for row in flow.cpu.memory_summary().splitlines())
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_the_functions_of_flow_cpu_read_one_allocator() -> None:
-    gc.collect()
     flow.cpu.empty_cache()
     flow.cpu.reset_peak_memory_stats()
     before = flow.cpu.memory_allocated()

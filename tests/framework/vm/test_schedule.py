@@ -96,6 +96,7 @@ def test_by_policy_single_nothing_runs_elsewhere() -> None:
         runtime(cpu).close_stream(stream)
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_a_backward_on_several_streams_needs_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """The streams are held until all of a backward is issued, as it comes to be where the host is faster than the device."""
     step = Step()

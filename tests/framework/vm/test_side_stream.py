@@ -60,6 +60,7 @@ def test_gradients_are_those_of_one_stream(beside: SideStream, monkeypatch: pyte
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("no_garbage")
 def test_nothing_is_held_or_outstanding_behind_backward(beside: SideStream) -> None:
     before = flow.cpu.memory_allocated()
     _gradients()
