@@ -15,7 +15,7 @@ from flowbench.record.run import RunDocument
 
 MOST_SHOWN = 10
 # Of more cells that are slower or larger only the worst are looked into: each costs two processes.
-_MOST_PROFILED = 4
+MOST_PROFILED = 4
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def worse_cells(document: RunDocument) -> list[Cell]:
     """Base's and head's cells of what is slower or larger in a document of two sides, the worst first, a few at most."""
     comparisons = [one for one in judge_document(document).comparisons if one.verdict.is_regression]
     comparisons.sort(key=lambda one: -(one.change.ratio if one.change else 1.0))
-    wanted = [*dict.fromkeys((one.case, one.engine) for one in comparisons)][:_MOST_PROFILED]
+    wanted = [*dict.fromkeys((one.case, one.engine) for one in comparisons)][:MOST_PROFILED]
     found = []
     for case, engine in wanted:
         for side in ("base", "head"):

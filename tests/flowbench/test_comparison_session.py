@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from flowbench.judge.compare import judge_document
+from flowbench.judge.explanation import MOST_PROFILED
 from flowbench.judge.verdict import Verdict
 from flowbench.measure import comparison_session, session
-from flowbench.measure.comparison_session import ComparisonSession, Place
+from flowbench.measure.comparison_session import CONFIRMING_SHARE, ComparisonSession, Place
 from flowbench.measure.disturbance import Counters
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
@@ -290,6 +291,13 @@ def test_confirming_may_take_a_quarter_more_than_the_cap(tmp_path: Path) -> None
     assert document.ending.reason == (
         "the cap of 470 s was reached, and a quarter more, before all new pairs were measured"
     )
+
+
+def test_a_sitting_and_the_profiles_of_what_is_worse_take_ten_minutes_at_most() -> None:
+    plan = plan_comparison(replace(REQUEST, pairs=None), (), Side("a", None), Side("b", None), {})
+    last_round_s, profile_s = 11, 10  # on an H200, with room to spare
+    assert plan.protocol.wall_cap_s is not None
+    assert plan.protocol.wall_cap_s * (1 + CONFIRMING_SHARE) + last_round_s + 2 * MOST_PROFILED * profile_s <= 600
 
 
 def test_sides_that_fail_while_they_are_confirmed_end_the_sitting_in_order(tmp_path: Path) -> None:
