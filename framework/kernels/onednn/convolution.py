@@ -134,7 +134,7 @@ def _layout(array: Array) -> Layout:
 
 @lru_cache(maxsize=512)
 def _forward(y: Layout, x: Layout, weight: Layout, has_bias: bool, geometry: Geometry) -> Computation | None:
-    source, target = descriptors.channels_last(x[0]), descriptors.channels_last(y[0])
+    source, target = _layouts(x[0], y[0], geometry)
     bias = weight[0][0] if has_bias else None
     description = _describe_forward(source, target, _free_weight(weight[0], geometry), bias, geometry)
     if description is None or description.is_reference:
@@ -151,7 +151,7 @@ def _forward(y: Layout, x: Layout, weight: Layout, has_bias: bool, geometry: Geo
 
 @lru_cache(maxsize=512)
 def _backward_input(grad_x: Layout, grad_y: Layout, weight: Layout, geometry: Geometry) -> Computation | None:
-    source, target = descriptors.channels_last(grad_x[0]), descriptors.channels_last(grad_y[0])
+    source, target = _layouts(grad_x[0], grad_y[0], geometry)
     hint = _describe_forward(source, target, _free_weight(weight[0], geometry), None, geometry)
     if hint is None:
         return None
@@ -221,25 +221,37 @@ def _overruns(x: Shape, weight: Shape, geometry: Geometry) -> bool:
     return weight[2:] == (1, 1) and geometry[0] != (1, 1) and x[1] % 16 != 0
 
 
+def _layouts(x: Shape, y: Shape, geometry: Geometry) -> tuple[Descriptor, Descriptor]:
+    """The layouts of x and y, or of their gradients, in which one is best made of the other.
+
+    With AVX-512, small images are brought into blocks of 16 channels: oneDNN's kernel for these is as fast, copies and all, or
+    up to 1.9 times as fast, and adds up block by block, which is two to five times as exact.
+    """
+    if library().has_avx512 and geometry[3] == 1 and y[2] * y[3] <= 14 * 14 and x[1] % 16 == y[1] % 16 == 0:
+        return descriptors.blocked_channels(x, 16), descriptors.blocked_channels(y, 16)
+    return descriptors.channels_last(x), descriptors.channels_last(y)
+
+
 def _layouts_for_weight_gradient(
     x: Shape, grad_y: Shape, weight: Shape, geometry: Geometry
 ) -> tuple[Descriptor, Descriptor]:
     """The layouts of x and grad_y in which their product is fastest.
 
-    In blocks of 8 channels oneDNN's kernel is up to 1.7 times as fast as in NHWC, which pays for bringing both there. Not so
-    for large images under a 1×1 kernel: there the copies cost more than they save.
+    With AVX2 oneDNN's kernel for blocks of 8 channels is up to 1.7 times as fast as the one for NHWC, which pays for bringing
+    both there. Not so for large images under a 1×1 kernel: there the copies cost more than they save. With AVX-512 the one for
+    NHWC is as fast as the one for blocks of 16, and twice as fast as the one for blocks of 8, which has no such code.
     """
     stride, _, _, groups = geometry
     is_large = grad_y[2] * grad_y[3] >= 28 * 28
-    if groups > 1 or grad_y[1] % 8 or (weight[2:] == (1, 1) and stride == (1, 1) and is_large):
+    if library().has_avx512 or groups > 1 or grad_y[1] % 8 or (weight[2:] == (1, 1) and stride == (1, 1) and is_large):
         return descriptors.channels_last(x), descriptors.channels_last(grad_y)
     # An image of few channels is read in the layout that the kernel for first layers asks for.
-    source = descriptors.free(x) if x[1] % 8 else descriptors.blocked_channels(x)
-    return source, descriptors.blocked_channels(grad_y)
+    source = descriptors.free(x) if x[1] % 8 else descriptors.blocked_channels(x, 8)
+    return source, descriptors.blocked_channels(grad_y, 8)
 
 
 def _backward_weights(weight: Shape, grad_y: Shape, geometry: Geometry) -> list[Descriptor]:
-    """The layouts of the weights to try in turn: blocks of 8×8 are faster than oneDNN's choice for some shapes.
+    """The layouts of the weights to try in turn: with AVX2, blocks of 8×8 are faster than oneDNN's choice for some shapes.
 
     Those are 1×1 kernels under a stride, and the smallest images. (Forward they would be faster for 1×1 kernels too, but they
     add up in an order that is less exact.)
@@ -250,7 +262,7 @@ def _backward_weights(weight: Shape, grad_y: Shape, geometry: Geometry) -> list[
     is_small = weight[2:] != (1, 1) and stride == (1, 1) and grad_y[2] * grad_y[3] <= 7 * 7
     return (
         [descriptors.blocked_weights_transposed(weight), free]
-        if groups == 1 and (is_strided_pointwise or is_small)
+        if not library().has_avx512 and groups == 1 and (is_strided_pointwise or is_small)
         else [free]
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from typing import Literal
 
 from framework.kernels.onednn.library import library
 from framework.vm.array import Array, channels_last_stride
@@ -11,7 +12,8 @@ from framework.vm.array import Array, channels_last_stride
 _MAX_DIMENSIONS = 12
 _TYPES = {"float32": 3, "int32": 4, "uint8": 6}
 # Format tags by oneDNN's letters: `a` is the first dimension, the order is that in memory, `8b` a block of 8.
-_ANY, _ACDB, _BLOCKED_CHANNELS = 1, 22, 102
+_ANY, _ACDB = 1, 22
+_BLOCKED_CHANNELS = {8: 102, 16: 78}
 _BLOCKED_WEIGHTS_TRANSPOSED = 100
 
 Dimensions = ctypes.c_int64 * _MAX_DIMENSIONS
@@ -68,9 +70,9 @@ def channels_last(shape: tuple[int, ...], dtype: str = "float32") -> Descriptor:
     return _tagged(shape, _ACDB, dtype)
 
 
-def blocked_channels(shape: tuple[int, ...]) -> Descriptor:
-    """[N, C, H, W] lying in blocks of 8 channels, [N, C/8, H, W, 8] in memory: AVX2's own layout."""
-    return _tagged(shape, _BLOCKED_CHANNELS)
+def blocked_channels(shape: tuple[int, ...], block: Literal[8, 16]) -> Descriptor:
+    """[N, C, H, W] lying in blocks of channels, [N, C/block, H, W, block] in memory: 8 is AVX2's own, 16 AVX-512's."""
+    return _tagged(shape, _BLOCKED_CHANNELS[block])
 
 
 def blocked_weights_transposed(shape: tuple[int, ...]) -> Descriptor:

@@ -13,6 +13,8 @@ _PACKAGE = "onednn-cpu-gomp"
 _FILE = "libdnnl.so.3"
 _CPU_ENGINE = 1
 _IN_ORDER_STREAM = 1
+# An instruction set has the bits of all that it includes.
+_AVX512_CORE = 0x27
 
 # The names that oneDNN's header gives to what its functions return.
 _STATUS = {
@@ -52,6 +54,8 @@ class Library:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._note_fork)
         self._declare()
+        # What oneDNN generates code for here: what the processor has, or less where ONEDNN_MAX_CPU_ISA says so.
+        self.has_avx512 = self.functions.dnnl_get_effective_cpu_isa() & _AVX512_CORE == _AVX512_CORE
         self.engine = self.make("engine_create", _CPU_ENGINE, ctypes.c_size_t(0))
         self.stream = self.make("stream_create", self.engine, _IN_ORDER_STREAM)
 
