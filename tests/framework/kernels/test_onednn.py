@@ -18,6 +18,7 @@ from framework.kernels.onednn import (
     batch_norm,
     channelwise,
     convolution,
+    descriptors,
     elementwise,
     library,
     matmul,
@@ -61,6 +62,55 @@ def test_no_product_of_a_small_resnet_is_left_to_numpy(monkeypatch):
     images, labels = flow.randn(1, 3, 64, 64), flow.tensor([3])
     flow.nn.CrossEntropyLoss()(model(images), labels).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_layouts_are_those_of_the_instruction_set(monkeypatch):
+    def chosen(channels: int, size: int, kernel: int = 3, groups: int = 1) -> list[str]:
+        """Of the result and of both operands of the weight gradient, of a convolution that keeps its images' shape."""
+        images, weight = (2, channels, size, size), (channels, channels // groups, kernel, kernel)
+        geometry = ((1, 1), (kernel // 2,) * 2, (1, 1), groups)
+        names = {
+            "NHWC": descriptors.channels_last(images),
+            "8": descriptors.blocked_channels(images, 8),
+            "16": descriptors.blocked_channels(images, 16),
+        }
+        own = convolution._layouts(images, images, geometry)
+        for_weight = convolution._layouts_for_weight_gradient(images, images, weight, geometry)
+        return [next(name for name in names if names[name] == layout) for layout in (*own, *for_weight)]
+
+    monkeypatch.setattr(library.library(), "has_avx512", True)
+    assert chosen(64, 14) == chosen(64, 14, kernel=1) == ["16", "16", "NHWC", "NHWC"]
+    assert chosen(64, 15) == chosen(72, 14) == chosen(64, 14, groups=2) == ["NHWC"] * 4
+    monkeypatch.setattr(library.library(), "has_avx512", False)
+    assert chosen(64, 14) == chosen(64, 28) == ["NHWC", "NHWC", "8", "8"]
+    assert chosen(64, 28, kernel=1) == chosen(64, 14, groups=2) == ["NHWC"] * 4
+
+
+def test_what_code_is_generated_for_is_oneDNNs_word():
+    def read(isa: str) -> str:
+        script = "from framework.kernels.onednn.library import library; print(library().has_avx512)"
+        return subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"ONEDNN_MAX_CPU_ISA": isa},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.strip()
+
+    assert read("AVX2") == "False"
+    assert read("AVX512_CORE") == read("DEFAULT") == str(library.library().has_avx512)
+
+
+@pytest.mark.skipif(
+    not library.available() or not library.library().has_avx512, reason="all other tests run the code for AVX2"
+)
+def test_the_code_for_avx2_passes_too():
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "conv2d"]
+    ran = subprocess.run(
+        [sys.executable, *arguments], env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout[-4000:]
+    assert " passed" in ran.stdout
 
 
 def test_patches_are_taken_where_weights_outweigh_them():
