@@ -28,7 +28,10 @@ PARENT, TOKEN = "FLOWBENCH_PARENT", "FLOWBENCH_TOKEN"
 
 # From the start of the launcher until the last rank has called: a queue of jobs may come in between.
 CALL_S = 600.0
+# Anyone on the network may call: how much and for how long a caller may talk before it is known, and how many at a time.
 _HELLO_BYTES = 4096
+_HELLO_S = 30.0
+_MOST_CALLERS = 64
 _ENDING_S = 5.0
 
 # Where each launcher says which rank a process is: rank, ranks, rank on its machine.
@@ -52,6 +55,29 @@ class Call:
     port: int
 
 
+class _Caller:
+    """Someone who has connected and may be a rank."""
+
+    def __init__(self, connection: socket.socket, address: str) -> None:
+        connection.setblocking(False)
+        self.connection, self.address = connection, address
+        self.until = time.monotonic() + _HELLO_S
+        self._line = b""
+
+    def hello(self) -> bytes | None:
+        """The line that it opens with; None where that is not all here yet. ConnectionError where none will come."""
+        try:
+            chunk = self.connection.recv(_HELLO_BYTES)
+        except BlockingIOError:
+            return None
+        self._line += chunk
+        if self._line.endswith(b"\n"):
+            return self._line
+        if not chunk or len(self._line) >= _HELLO_BYTES:
+            raise ConnectionError("it hung up, or talks without end")
+        return None
+
+
 class Launched:
     """One run of a launcher, as a process that its ranks' parent can watch and end."""
 
@@ -61,6 +87,7 @@ class Launched:
         # torchrun starts ranks on this machine alone.
         host = "127.0.0.1" if launcher == "torchrun" else ""
         self._server = socket.create_server((host, 0))
+        self._server.setblocking(False)
         address = host or socket.gethostname()
         called = {PARENT: f"{address}:{self._server.getsockname()[1]}", TOKEN: self._token}
         known = {**environment, **called}
@@ -96,22 +123,32 @@ class Launched:
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ)
             selector.register(self.output, selectors.EVENT_READ)
-            while len(found) < self._world_size:
-                on_wait()
-                for key, _ in selector.select(timeout=0.1):
-                    if key.fileobj is self._server:
-                        call = self._accept()
-                        if call is not None:
+            callers: list[_Caller] = []
+            try:
+                while len(found) < self._world_size:
+                    on_wait()
+                    for key, _ in selector.select(timeout=0.1):
+                        if key.fileobj is self._server:
+                            self._accept(selector, callers)
+                        elif key.fileobj is self.output:
+                            if self._listen():
+                                selector.unregister(self.output)
+                        elif (call := self._heard(selector, callers, key.data)) is not None:
                             found[call.rank] = call
-                    elif self._listen():
-                        selector.unregister(self.output)
-                missing = sorted(set(range(self._world_size)) - set(found))
-                if missing and self.process.poll() is not None:
-                    self._listen()
-                    return f"the launcher ended with status {self.process.returncode} before rank {missing[0]} called"
-                if missing and time.monotonic() > until:
-                    return f"rank {missing[0]} has not called within {wait_s:g} s of the launcher's start"
-        return [found[rank] for rank in range(self._world_size)]
+                    for late in [caller for caller in callers if time.monotonic() > caller.until]:
+                        _hang_up(selector, callers, late)
+                    missing = sorted(set(range(self._world_size)) - set(found))
+                    if missing and self.process.poll() is not None:
+                        self._listen()
+                        return (
+                            f"the launcher ended with status {self.process.returncode} before rank {missing[0]} called"
+                        )
+                    if missing and time.monotonic() > until:
+                        return f"rank {missing[0]} has not called within {wait_s:g} s of the launcher's start"
+                return [found.pop(rank) for rank in range(self._world_size)]
+            finally:
+                for connection in (*(one.connection for one in callers), *(one.connection for one in found.values())):
+                    connection.close()
 
     def end(self) -> None:
         """Ends the launcher, which ends its ranks: those on other machines are out of reach for anyone else."""
@@ -130,22 +167,50 @@ class Launched:
             self.tail = (self.tail + chunk)[-TAIL_BYTES:]
         return chunk == b""
 
-    def _accept(self) -> Call | None:
-        """One caller; None for whoever does not know the token."""
-        connection, (address, *_) = self._server.accept()
-        connection.settimeout(5.0)
+    def _accept(self, selector: selectors.BaseSelector, callers: list[_Caller]) -> None:
+        """Let one caller in; of too many, the one that has been silent longest goes."""
         try:
-            hello = json.loads(_line(connection))
-            if not secrets.compare_digest(str(hello["token"]), self._token):
-                raise ValueError("wrong token")
-            call = Call(connection, int(hello["rank"]), int(hello["local_rank"]), address, int(hello["port"]))
-            if not 0 <= call.rank < self._world_size or int(hello["world_size"]) != self._world_size:
-                raise ValueError(f"rank {call.rank} of {hello['world_size']}")
-        except (OSError, ValueError, KeyError, TypeError):
-            connection.close()  # it may be anyone on the network: nobody to believe
+            connection, (address, *_) = self._server.accept()
+        except OSError:  # it has left again
+            return
+        if len(callers) >= _MOST_CALLERS:
+            _hang_up(selector, callers, callers[0])
+        caller = _Caller(connection, address)
+        callers.append(caller)
+        selector.register(connection, selectors.EVENT_READ, caller)
+
+    def _heard(self, selector: selectors.BaseSelector, callers: list[_Caller], caller: _Caller) -> Call | None:
+        """The rank that a caller says it is; None where it has not said so yet, and for whoever does not know the token."""
+        if caller not in callers:  # it had to make room a moment ago
             return None
-        connection.settimeout(None)
-        return call
+        try:
+            line = caller.hello()
+            if line is None:
+                return None
+            rank, local_rank, port = self._place(line)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            _hang_up(selector, callers, caller)  # it may be anyone on the network: nobody to believe
+            return None
+        selector.unregister(caller.connection)
+        callers.remove(caller)
+        caller.connection.setblocking(True)
+        return Call(caller.connection, rank, local_rank, caller.address, port)
+
+    def _place(self, line: bytes) -> tuple[int, int, int]:
+        """Rank, rank on its machine and a free port there, as a rank says them. Whatever else a stranger sends raises."""
+        hello = json.loads(line)
+        if not secrets.compare_digest(str(hello["token"]), self._token):
+            raise ValueError("wrong token")
+        rank = int(hello["rank"])
+        if not 0 <= rank < self._world_size or int(hello["world_size"]) != self._world_size:
+            raise ValueError(f"rank {rank} of {hello['world_size']}")
+        return rank, int(hello["local_rank"]), int(hello["port"])
+
+
+def _hang_up(selector: selectors.BaseSelector, callers: list[_Caller], caller: _Caller) -> None:
+    selector.unregister(caller.connection)
+    callers.remove(caller)
+    caller.connection.close()
 
 
 def find_launcher(launcher: str) -> str:
@@ -218,13 +283,3 @@ def read_place(environment: Mapping[str, str]) -> tuple[int, int, int]:
 def _is_open_mpi(program: str) -> bool:
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
     return bool(re.search(r"open.?mpi|openrte", said.stdout, re.IGNORECASE))
-
-
-def _line(connection: socket.socket) -> bytes:
-    line = b""
-    while not line.endswith(b"\n") and len(line) < _HELLO_BYTES:
-        byte = connection.recv(1)
-        if not byte:
-            break
-        line += byte
-    return line

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,6 +164,116 @@ def test_a_caller_without_the_token_is_not_believed(monkeypatch: pytest.MonkeyPa
     finally:
         launched.end()
         os.close(launched.output)
+
+
+HELLO = {"rank": 0, "world_size": 1, "local_rank": 0, "port": 1}
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Launched, int]]:
+    """A launcher that starts nothing, for one rank, and the port at which it waits for that."""
+    asleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    monkeypatch.setattr(launchers, "launch_command", lambda *_: asleep)
+    launched = Launched("torchrun", (), 1, {**os.environ})
+    yield launched, launched._server.getsockname()[1]
+    launched.end()
+    os.close(launched.output)
+
+
+def test_callers_that_say_nothing_or_little_hold_up_nobody(waiting: tuple[Launched, int]) -> None:
+    launched, port = waiting
+    with contextlib.ExitStack() as strangers:
+        callers = [strangers.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(3)]
+        rank: list[socket.socket] = []
+        looks = 0
+
+        def watch() -> None:
+            """One caller is silent, one drips, one says half; then the rank comes, in two pieces."""
+            nonlocal looks
+            looks += 1
+            callers[1].send(b"x")
+            callers[2].send(b"{" if looks == 1 else b" ")
+            if looks == 5:
+                rank.append(strangers.enter_context(socket.create_connection(("127.0.0.1", port))))
+                rank[0].send(b" ")
+            if looks == 8:
+                rank[0].sendall(json.dumps(HELLO | {"token": launched._token}).encode() + b"\n")
+
+        calls = launched.calls(watch, wait_s=30)
+        assert not isinstance(calls, str), calls
+        assert [(call.rank, call.address, call.port) for call in calls] == [(0, "127.0.0.1", 1)]
+        assert looks < 100
+        calls[0].connection.sendall(b"job")
+        assert rank[0].recv(3) == b"job"
+        calls[0].connection.close()
+        assert callers[0].recv(1) == b""  # the others were hung up on
+
+
+def test_a_caller_may_take_its_time_and_no_longer(
+    waiting: tuple[Launched, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched, port = waiting
+    monkeypatch.setattr(launchers, "_HELLO_S", 0.3)
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.settimeout(0)
+        hung_up = []
+
+        def watch() -> None:
+            try:
+                hung_up.append(silent.recv(1) == b"")
+            except BlockingIOError:
+                hung_up.append(False)
+
+        assert launched.calls(watch, wait_s=1.5) == "rank 0 has not called within 1.5 s of the launcher's start"
+    assert not hung_up[0]
+    assert hung_up[-1]
+
+
+def test_of_too_many_callers_the_first_make_room(
+    waiting: tuple[Launched, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched, port = waiting
+    monkeypatch.setattr(launchers, "_MOST_CALLERS", 2)
+    with contextlib.ExitStack() as strangers:
+        callers = [strangers.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(4)]
+        rank = strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+        rank.sendall(json.dumps(HELLO | {"token": launched._token}).encode() + b"\n")
+        calls = launched.calls(lambda: None, wait_s=30)
+        assert not isinstance(calls, str), calls
+        calls[0].connection.close()
+        assert [caller.recv(1) for caller in callers] == [b""] * 4
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"[" * 4000 + b"\n",
+        b"5\n",
+        b"\xff\n",
+        b"x" * 5000,
+        b"{TOKEN, 'rank': 1e999}\n",
+        b"{TOKEN, 'rank': 0, 'world_size': Infinity}\n",
+        b"{TOKEN, 'rank': 1, 'world_size': 1, 'local_rank': 0, 'port': 1}\n",
+        b"{TOKEN, 'rank': 0, 'world_size': 1}\n",
+        "{'token': 'ä', 'rank': 0}\n".encode(),
+    ],
+)
+def test_whatever_a_stranger_says_it_is_hung_up_on(waiting: tuple[Launched, int], said: bytes) -> None:
+    launched, port = waiting
+    said = said.replace(b"TOKEN", f"'token': '{launched._token}'".encode()).replace(b"'", b'"')
+    with (
+        socket.create_connection(("127.0.0.1", port)) as stranger,
+        socket.create_connection(("127.0.0.1", port)) as rank,
+    ):
+        stranger.sendall(said)
+        hello = json.dumps(HELLO | {"token": launched._token}).encode() + b"\n"
+        looks = iter(range(1000))
+        calls = launched.calls(lambda: rank.sendall(hello) if next(looks) == 3 else None, wait_s=30)
+        assert not isinstance(calls, str), calls
+        assert [call.rank for call in calls] == [0]
+        calls[0].connection.close()
+        with contextlib.suppress(ConnectionResetError):  # hung up on with words unread
+            assert stranger.recv(1) == b""
 
 
 def test_the_token_is_not_on_the_command_line() -> None:
