@@ -146,7 +146,7 @@ class Launched:
                     if missing and time.monotonic() > until:
                         return f"rank {missing[0]} has not called within {wait_s:g} s of the launcher's start"
                 return [found.pop(rank) for rank in range(self._world_size)]
-            finally:
+            finally:  # of who was only let in, or has found no company
                 for connection in (*(one.connection for one in callers), *(one.connection for one in found.values())):
                     connection.close()
 
