@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import re
 import secrets
@@ -78,6 +79,44 @@ class _Caller:
         return None
 
 
+class _Callers:
+    """All that are not known yet, in the order in which they came; `selector` tells when one of them has said something."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._all: list[_Caller] = []
+
+    def admit(self, server: socket.socket) -> None:
+        """Let one in; of too many, the one that came first goes."""
+        try:
+            connection, (address, *_) = server.accept()
+        except OSError:  # it has left again
+            return
+        if len(self._all) >= _MOST_CALLERS:
+            self.hang_up(self._all[0])
+        caller = _Caller(connection, address)
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+        self._all.append(caller)
+
+    def __contains__(self, caller: _Caller) -> bool:
+        return caller in self._all
+
+    def release(self, caller: _Caller) -> socket.socket:
+        """The connection of one that is known now."""
+        self._all.remove(caller)
+        self._selector.unregister(caller.connection)
+        return caller.connection
+
+    def hang_up(self, caller: _Caller) -> None:
+        """One that is no rank, or has not said so in time."""
+        self.release(caller).close()
+
+    def hang_up_on(self, moment: float) -> None:
+        """All whose time is up at `moment`."""
+        for caller in [caller for caller in self._all if caller.until <= moment]:
+            self.hang_up(caller)
+
+
 class Launched:
     """One run of a launcher, as a process that its ranks' parent can watch and end."""
 
@@ -123,20 +162,19 @@ class Launched:
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ)
             selector.register(self.output, selectors.EVENT_READ)
-            callers: list[_Caller] = []
+            callers = _Callers(selector)
             try:
                 while len(found) < self._world_size:
                     on_wait()
                     for key, _ in selector.select(timeout=0.1):
                         if key.fileobj is self._server:
-                            self._accept(selector, callers)
+                            callers.admit(self._server)
                         elif key.fileobj is self.output:
                             if self._listen():
                                 selector.unregister(self.output)
-                        elif (call := self._heard(selector, callers, key.data)) is not None:
+                        elif (call := self._heard(key.data, callers)) is not None:
                             found[call.rank] = call
-                    for late in [caller for caller in callers if time.monotonic() > caller.until]:
-                        _hang_up(selector, callers, late)
+                    callers.hang_up_on(time.monotonic())
                     missing = sorted(set(range(self._world_size)) - set(found))
                     if missing and self.process.poll() is not None:
                         self._listen()
@@ -146,9 +184,10 @@ class Launched:
                     if missing and time.monotonic() > until:
                         return f"rank {missing[0]} has not called within {wait_s:g} s of the launcher's start"
                 return [found.pop(rank) for rank in range(self._world_size)]
-            finally:  # of who was only let in, or has found no company
-                for connection in (*(one.connection for one in callers), *(one.connection for one in found.values())):
-                    connection.close()
+            finally:
+                callers.hang_up_on(math.inf)
+                for call in found.values():  # whose company has not come
+                    call.connection.close()
 
     def end(self) -> None:
         """Ends the launcher, which ends its ranks: those on other machines are out of reach for anyone else."""
@@ -167,19 +206,7 @@ class Launched:
             self.tail = (self.tail + chunk)[-TAIL_BYTES:]
         return chunk == b""
 
-    def _accept(self, selector: selectors.BaseSelector, callers: list[_Caller]) -> None:
-        """Let one caller in; of too many, the one that has been silent longest goes."""
-        try:
-            connection, (address, *_) = self._server.accept()
-        except OSError:  # it has left again
-            return
-        if len(callers) >= _MOST_CALLERS:
-            _hang_up(selector, callers, callers[0])
-        caller = _Caller(connection, address)
-        callers.append(caller)
-        selector.register(connection, selectors.EVENT_READ, caller)
-
-    def _heard(self, selector: selectors.BaseSelector, callers: list[_Caller], caller: _Caller) -> Call | None:
+    def _heard(self, caller: _Caller, callers: _Callers) -> Call | None:
         """The rank that a caller says it is; None where it has not said so yet, and for whoever does not know the token."""
         if caller not in callers:  # it had to make room a moment ago
             return None
@@ -189,12 +216,11 @@ class Launched:
                 return None
             rank, local_rank, port = self._place(line)
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            _hang_up(selector, callers, caller)  # it may be anyone on the network: nobody to believe
+            callers.hang_up(caller)  # it may be anyone on the network: nobody to believe
             return None
-        selector.unregister(caller.connection)
-        callers.remove(caller)
-        caller.connection.setblocking(True)
-        return Call(caller.connection, rank, local_rank, caller.address, port)
+        connection = callers.release(caller)
+        connection.setblocking(True)
+        return Call(connection, rank, local_rank, caller.address, port)
 
     def _place(self, line: bytes) -> tuple[int, int, int]:
         """Rank, rank on its machine and a free port there, as a rank says them. Whatever else a stranger sends raises."""
@@ -205,12 +231,6 @@ class Launched:
         if not 0 <= rank < self._world_size or int(hello["world_size"]) != self._world_size:
             raise ValueError(f"rank {rank} of {hello['world_size']}")
         return rank, int(hello["local_rank"]), int(hello["port"])
-
-
-def _hang_up(selector: selectors.BaseSelector, callers: list[_Caller], caller: _Caller) -> None:
-    selector.unregister(caller.connection)
-    callers.remove(caller)
-    caller.connection.close()
 
 
 def find_launcher(launcher: str) -> str:
