@@ -51,6 +51,7 @@ def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
               help="Where the run document and its reports are written. Default: reports/out.")  # fmt: skip
 @click.option("--resume", type=click.Path(path_type=Path), metavar="DOC",
               help="Go on with a comparison of refs that was stopped, where both are what they were.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="List the cells, their margins and the time; measure nothing.")
 @click.option("--unclear-exit-code", type=click.IntRange(0, 125), default=2, show_default=True, metavar="CODE",
               help="Exit code where all was measured, nothing is worse, something unclear. A flagged canary is 2.")  # fmt: skip
 def compare(
@@ -60,6 +61,7 @@ def compare(
     force: bool,
     out: Path | None,
     resume: Path | None,
+    dry_run: bool,
     unclear_exit_code: int,
     **asked: Any,
 ) -> int:
@@ -68,10 +70,13 @@ def compare(
     Without HEAD, the working tree is compared with a ref; a document of an earlier comparison is judged anew. Exit codes: 0
     nothing is worse, 1 something is, 2 something could not be judged, and those of exceeded limits.
     """
-    from flowbench.commands import comparing
+    from flowbench.commands import comparing, planning
     from flowbench.measure.plan import Request
 
     command = ("flowbench", *sys.argv[1:])
+    if dry_run:
+        say(planning.dry_run(base, head, Request(**asked), command, limits=limits, resume=resume))
+        return 0
     status, text = comparing.compare(
         base,
         head,

@@ -126,14 +126,7 @@ def measured(
         check_place(resume, out)
     try:
         with interruptible(), placed_sides(REPOSITORY, base, head) as (base_side, head_side):
-            if resume is None:
-                document = _planned(request, command, base_side.side, head_side.side)
-            else:
-                found = read_document(resume)
-                document = _resumed(found, resume, request, base_side.side, head_side.side)
-            if limits_text is not None:
-                names = [match.name for match in matched_sides(document)]
-                check_patterns(parse_limits(*limits_text), names, limits_text[1])
+            document, found = begun(resume, request, command, base_side.side, head_side.side, limits_text)
             places = {
                 "base": Place(base_side.import_path),
                 "canary": Place(base_side.import_path),
@@ -194,6 +187,27 @@ def _compared(
         if given and Path(given).is_file():
             raise FlowbenchError(f"{given} is a file and {other!r} is none: give two run documents, or two git refs")
     return _reported(*measured(base, head, request, out, command, limits_text), limits_text)
+
+
+def begun(
+    resume: Path | None,
+    request: Request,
+    command: Sequence[str],
+    base: Side,
+    head: Side,
+    limits_text: tuple[str, str] | None,
+) -> tuple[RunDocument, RunDocument | None]:
+    """The document that a sitting begins with, and what `resume` holds, where that is gone on with."""
+    found = None
+    if resume is None:
+        document = _planned(request, command, base, head)
+    else:
+        found = read_document(resume)
+        document = _resumed(found, resume, request, base, head)
+    if limits_text is not None:
+        names = [match.name for match in matched_sides(document)]
+        check_patterns(parse_limits(*limits_text), names, limits_text[1])
+    return document, found
 
 
 def _planned(request: Request, command: Sequence[str], base: Side, head: Side) -> RunDocument:

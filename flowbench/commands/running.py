@@ -92,10 +92,15 @@ def dry_run(request: Request, resume: Path | None, command: Sequence[str]) -> st
         lines.append(
             f"  {cell.label}: {counted(missing, 'process', 'processes')}, about {duration(missing * estimate_s(cell, steps))}"
         )
-    lines += [f"  not measured: {left_out.what}: {left_out.reason}" for left_out in document.not_measured]
-    lines += [f"  note: {finding.message}" for finding in document.findings if finding.cell is None]
+    lines += remarks(document)
     lines.append(f"{counted(len(document.cells), 'cell')}, about {duration(total_s)} on a quiet machine")
     return "\n".join(lines)
+
+
+def remarks(document: RunDocument) -> list[str]:
+    """What the plan leaves out, and what else it has to say: indented lines."""
+    lines = [f"  not measured: {left_out.what}: {left_out.reason}" for left_out in document.not_measured]
+    return lines + [f"  note: {finding.message}" for finding in document.findings if finding.cell is None]
 
 
 def exit_status(document: RunDocument) -> int:

@@ -75,8 +75,8 @@ def judge_document(document: RunDocument) -> ComparisonSet:
     if canary.state == "flagged":
         comparisons = tuple(_unclear(one, f"nothing counts, since {canary.reason}") for one in comparisons)
     return ComparisonSet(
-        base=_side_name(plan.base),
-        head=_side_name(plan.head),
+        base=side_name(plan.base),
+        head=side_name(plan.head),
         comparisons=comparisons,
         overall=overall_of(times),
         canary=canary,
@@ -103,6 +103,11 @@ def matched_sides(document: RunDocument, one: str = "base", other: str = "head")
         Matched(case, engine, cells.get(one), cells.get(other), _pairs(document, cells.get(one), cells.get(other)))
         for (case, engine), cells in sides.items()
     ]
+
+
+def canary_of(document: RunDocument) -> Matched | None:
+    """Base against itself, at the case where the sitting has that; None where it has not."""
+    return next((match for match in matched_sides(document, "base", "canary") if match.head is not None), None)
 
 
 def evidence_of(document: RunDocument, match: Matched) -> Evidence:
@@ -259,10 +264,9 @@ def _memory_of(match: Matched, time: Comparison) -> Iterator[Comparison]:
 
 
 def _canary(document: RunDocument) -> Canary:
-    matches = [match for match in matched_sides(document, "base", "canary") if match.head is not None]
-    if not matches:
+    match = canary_of(document)
+    if match is None:
         return Canary("not measured", "the sitting has none")
-    match = matches[0]
     where = f"base against itself at {label_of(document, match.case)}"
     if not match.pairs:
         return Canary("not measured", f"{where} has no good pair")
@@ -318,7 +322,8 @@ def label_of(document: RunDocument, case: Case) -> str:
     return case.label if document.labels[case.label] == 1 else f"{case.label}, {case.device}, threads={case.threads}"
 
 
-def _side_name(side: Side) -> SideName:
+def side_name(side: Side) -> SideName:
+    """A side of the plan, for people."""
     git = side.git
     return SideName(side.asked, git.commit if git else None, bool(git and git.dirty))
 

@@ -16,7 +16,7 @@ import pytest
 
 from flowbench import cli
 from flowbench.cell import Case, Cell
-from flowbench.commands import comparing, false_alarms, running
+from flowbench.commands import comparing, false_alarms, planning, running
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.verdict import Verdict
 from flowbench.measure.comparison_session import ComparisonSession, Place, cores_of
@@ -56,7 +56,7 @@ def repository_of_a_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         identity = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
         for command in (["add", "-A"], [*identity, "commit", "-qm", tag], ["tag", tag]):
             subprocess.run(["git", *command], cwd=where, check=True)
-    for module in (comparing, false_alarms):
+    for module in (comparing, false_alarms, planning):
         monkeypatch.setattr(module, "REPOSITORY", where)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -104,6 +104,65 @@ def test_two_commits_in_one_sitting(tmp_path: Path) -> None:
     status, text = comparing.compare(str(path), str(path), Request(), None, ())
     assert status in (0, 2)  # same, or too few pairs with the reference to tell
     assert "slower" not in text
+
+
+def test_a_dry_run_says_what_would_be_measured_and_measures_nothing(
+    repository_of_a_framework: Path, tmp_path: Path
+) -> None:
+    commit = subprocess.run(
+        ["git", "rev-parse", "quick", "slow"], cwd=repository_of_a_framework, capture_output=True, text=True, check=True
+    ).stdout.split()
+    asked = dataclasses.replace(REQUEST, batch_sizes=(4, 2), pairs=8)
+    sides, protocol, *cells, canary, last = planning.dry_run("quick", "slow", asked, ()).splitlines()
+    assert sides == f"quick ({commit[0][:10]}) -> slow ({commit[1][:10]})"
+    assert protocol == (
+        "6 to 8 pairs, and 6 to confirm what looks changed, x (1 warm-up + 3 timed) steps, 1 thread, reference: toy"
+    )
+    assert [cell.partition(":")[0] for cell in cells[:2]] == [
+        f"  linear [{size}, 3, 4, 4] toy-sided" for size in (4, 2)
+    ]
+    assert cells[0].endswith(": margin 1 %")
+    assert cells[2].startswith("  margin of 2 cells: the least one; flowbench aa has not measured")
+    assert canary == "  linear [2, 3, 4, 4] toy-sided: base once more, against itself"
+    assert re.fullmatch(
+        r"2 cells in one sitting, about .* at most on a quiet machine, then profiles of 4 cells at most", last
+    )
+    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "cache").rglob("framework"))
+
+
+def test_a_dry_run_knows_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "estimate_s", lambda cell, steps: 1000.0)
+    last = planning.dry_run("quick", "slow", dataclasses.replace(REQUEST, pairs=None), ()).splitlines()[-1]
+    assert (
+        last
+        == "1 cell in one sitting, 6 min 40 s at most, 1 min 40 s more to confirm, then profiles of 4 cells at most"
+    )
+
+
+def test_a_dry_run_of_a_stopped_comparison_counts_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stopped(tmp_path, monkeypatch, "slow")
+    whole = planning.dry_run("quick", "slow", REQUEST, ())
+    monkeypatch.setattr(planning, "estimate_s", lambda cell, steps: 60.0)
+    # 12 rounds have base and head, 6 of them the canary, 3 the reference: two whole ones are there.
+    left = planning.dry_run(None, None, NOTHING, (), resume=path)
+    assert whole.splitlines()[0] == left.splitlines()[0]
+    assert "about 25 min" in left.splitlines()[-1]
+
+
+def test_what_cannot_be_planned_is_one_line(tmp_path: Path) -> None:
+    document = tmp_path / "some.json"
+    document.write_text("{}")
+    limits = tmp_path / "limits.toml"
+    limits.write_text('[[limit]]\ncell = "flow-eager/*"\nmax_step_ms = 1')
+    for base, limit, said in (
+        ("nowhere", None, "unknown ref 'nowhere'"),
+        (None, None, "no BASE was given"),
+        (str(document), None, "is a file: of documents nothing is measured"),
+        ("quick", limits, "'flow-eager/*' matches no cell"),
+    ):
+        with pytest.raises(FlowbenchError, match=re.escape(said)):
+            planning.dry_run(base, "slow", REQUEST, (), limits=limit)
 
 
 def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str | None, rounds: int = 2) -> Path:
