@@ -224,8 +224,9 @@ def _overruns(x: Shape, weight: Shape, geometry: Geometry) -> bool:
 def _layouts(x: Shape, y: Shape, geometry: Geometry) -> tuple[Descriptor, Descriptor]:
     """The layouts of x and y, or of their gradients, in which one is best made of the other.
 
-    With AVX-512, small images are brought into blocks of 16 channels: oneDNN's kernel for these is as fast, copies and all, or
-    up to 1.9 times as fast, and adds up block by block, which is two to five times as exact.
+    With AVX-512, small images are brought into blocks of 16 channels: oneDNN's kernel for these is, copies and all, 0.8 to 2.0
+    times as fast by the shape (over those of ResNet50 1.22 times for one image, 1.03 times for four), and adds up block by
+    block, which is as exact or up to five times as exact.
     """
     if library().has_avx512 and geometry[3] == 1 and y[2] * y[3] <= 14 * 14 and x[1] % 16 == y[1] % 16 == 0:
         return descriptors.blocked_channels(x, 16), descriptors.blocked_channels(y, 16)
