@@ -36,6 +36,10 @@ from flowbench.report.words import counted, one_line
 
 _MOST_REASONS = 5
 
+NO_BASE = (
+    "no BASE was given, expected a git ref or a run document before all options (some take several values), or --resume"
+)
+
 # The repository whose refs are compared: the one this harness is part of.
 REPOSITORY = Path(flowbench.__file__).parent.parent
 
@@ -172,9 +176,7 @@ def _compared(
         begun = stopped_comparison(resume, base, head)
         return _reported(*measured(*begun, request, out, command, limits_text, resume), limits_text)
     if base is None:
-        raise FlowbenchError(
-            "no BASE was given, expected a git ref or a run document before all options (some take several values), or --resume"
-        )
+        raise FlowbenchError(NO_BASE)
     if Path(base).is_file() and (head is None or Path(head).is_file()):
         if request != Request():
             raise FlowbenchError("two documents are compared as they are: options of a measurement have no place here")

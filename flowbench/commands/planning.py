@@ -6,15 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flowbench.cell import Cell
-from flowbench.commands.comparing import REPOSITORY, begun, stopped_comparison
+from flowbench.commands.comparing import NO_BASE, REPOSITORY, begun, stopped_comparison
 from flowbench.commands.limits import limits_text as read_limits
 from flowbench.commands.running import interruptible, remarks
 from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import canary_of, comparison_of, label_of, margin_within, matched_sides, side_name
 from flowbench.judge.explanation import MOST_PROFILED
 from flowbench.judge.times import percent
-from flowbench.measure.comparison_session import CONFIRMING_SHARE, REFERENCE_ROUNDS
+from flowbench.measure.comparison_session import CONFIRMING_SHARE, takes_part
 from flowbench.measure.plan import Request
 from flowbench.measure.progress import duration
 from flowbench.measure.refs import placed_sides
@@ -42,7 +41,7 @@ def dry_run(
         resume = store.followed(resume)
         base, head = stopped_comparison(resume, base, head)
     if base is None:
-        raise FlowbenchError("no BASE was given, expected a git ref")
+        raise FlowbenchError(NO_BASE)
     for given in (base, head):
         if given and Path(given).is_file():
             raise FlowbenchError(f"{given} is a file: of documents nothing is measured that --dry-run could list")
@@ -80,19 +79,11 @@ def _bound(document: RunDocument) -> str:
     estimated_s = sum(
         estimate_s(cell, protocol.steps + protocol.warmup)
         for cell in document.cells
-        for pair in range(_rounds(document, cell))
-        if (cell.key, pair) not in done
+        for pair in range(protocol.pairs)
+        if takes_part(document, cell, pair) and (cell.key, pair) not in done
     )
     cap_s = protocol.wall_cap_s
     profiles = f"then profiles of {MOST_PROFILED} cells at most"
     if cap_s is None or estimated_s < cap_s:
         return f"about {duration(estimated_s)} at most on a quiet machine, {profiles}"
     return f"{duration(cap_s)} at most, {duration(CONFIRMING_SHARE * cap_s)} more to confirm, {profiles}"
-
-
-def _rounds(document: RunDocument, cell: Cell) -> int:
-    """In how many rounds a cell takes part, at most."""
-    if cell.engine == document.reference:
-        return REFERENCE_ROUNDS
-    confirms = document.engine(cell.engine).side != "canary"
-    return document.protocol.pairs - (0 if confirms else comparison_of(document).confirmation_pairs)

@@ -28,6 +28,14 @@ CONFIRMING_SHARE = 0.25
 _MOST_SLEEPS = 3
 
 
+def takes_part(document: RunDocument, cell: Cell, pair: int) -> bool:
+    """Whether a round has the cell: the reference is in the first ones alone, the canary in none that confirm."""
+    if cell.engine == document.reference:
+        return pair < REFERENCE_ROUNDS
+    confirms = pair >= document.protocol.pairs - comparison_of(document).confirmation_pairs
+    return not (confirms and document.engine(cell.engine).side == "canary")
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the ranks of a side import their framework from, and by which fraction their steps are made slower."""
@@ -200,9 +208,7 @@ class ComparisonSession(Session):
         return self.document.by_key[sample.cell].case, sample.pair
 
     def _takes_part(self, cell: Cell, pair: int) -> bool:
-        if cell.key in given_up(self.document.samples):
-            return False
-        return pair < REFERENCE_ROUNDS or cell.engine != self.document.reference
+        return cell.key not in given_up(self.document.samples) and takes_part(self.document, cell, pair)
 
     def _open_cases(self) -> list[Case]:
         stopped = comparison_of(self.document).stopped
