@@ -166,7 +166,10 @@ def test_a_caller_without_the_token_is_not_believed(monkeypatch: pytest.MonkeyPa
         os.close(launched.output)
 
 
-HELLO = {"rank": 0, "world_size": 1, "local_rank": 0, "port": 1}
+def hello(launched: Launched) -> bytes:
+    """What the rank says that `waiting` waits for."""
+    place = {"rank": 0, "world_size": 1, "local_rank": 0, "port": 1}
+    return json.dumps(place | {"token": launched._token}).encode() + b"\n"
 
 
 @pytest.fixture
@@ -205,7 +208,7 @@ def test_callers_that_say_nothing_or_little_hold_up_nobody(waiting: tuple[Launch
                 rank.append(strangers.enter_context(socket.create_connection(("127.0.0.1", port))))
                 rank[0].send(b" ")
             if looks == 8:
-                rank[0].sendall(json.dumps(HELLO | {"token": launched._token}).encode() + b"\n")
+                rank[0].sendall(hello(launched))
 
         calls = launched.calls(watch, wait_s=30)
         assert not isinstance(calls, str), calls
@@ -242,7 +245,7 @@ def test_of_too_many_callers_the_first_make_room(
         def watch() -> None:
             if next(looks) == 10:  # all have been let in
                 open_ones.extend(caller for caller in callers if not is_hung_up(caller))
-                rank.sendall(json.dumps(HELLO | {"token": launched._token}).encode() + b"\n")
+                rank.sendall(hello(launched))
 
         calls = launched.calls(watch, wait_s=30)
         assert not isinstance(calls, str), calls
@@ -272,9 +275,8 @@ def test_whatever_a_stranger_says_it_is_hung_up_on(waiting: tuple[Launched, int]
         socket.create_connection(("127.0.0.1", port)) as rank,
     ):
         stranger.sendall(said)
-        hello = json.dumps(HELLO | {"token": launched._token}).encode() + b"\n"
         looks = iter(range(1000))
-        calls = launched.calls(lambda: rank.sendall(hello) if next(looks) == 3 else None, wait_s=30)
+        calls = launched.calls(lambda: rank.sendall(hello(launched)) if next(looks) == 3 else None, wait_s=30)
         assert not isinstance(calls, str), calls
         assert [call.rank for call in calls] == [0]
         calls[0].connection.close()
