@@ -237,10 +237,11 @@ class ComparisonSession(Session):
 def cores_of(case: Case, pair: int, usable: list[int]) -> tuple[int, ...]:
     """The cores that all sides of a round share, others from round to round; empty (all) where a case needs them all.
 
-    One side alone may sit beside a busy neighbour for as long as it lives: on the same cores they all do.
+    One side alone may sit beside a busy neighbour for as long as it lives: on the same cores they all do. Where a GPU computes,
+    a rank has one, for the thread that feeds it: as fast as its core is, a step of little arithmetic is done.
     """
-    needed = case.threads * case.world_size
-    if case.device != "cpu" or needed >= len(usable):
+    needed = case.world_size * (case.threads if case.device == "cpu" else 1)
+    if needed >= len(usable):
         return ()
     first = pair * needed % len(usable)
     return tuple(sorted((usable + usable)[first : first + needed]))

@@ -67,8 +67,8 @@ class Rank:
         job = read_job(self._commands.readline())
         if job.master:
             meet(job.master, os.environ)
-        if job.cores:
-            os.sched_setaffinity(0, job.cores)
+        if job.cell.device == "cpu":
+            _stay_on(job.cores)
         self._enter("import")
         engine = load_engine(job.engine)
         meter = ResidentMeter()
@@ -78,6 +78,9 @@ class Rank:
         losses: list[float | None] = []
         warmup_ms = self._steps(training, meter, losses, range(min(job.warmup, 1)))
         self._wait()
+        if job.cell.device == "cuda":
+            # This thread alone: those that the engine has started by now, such as PyTorch's for backward, go where they like.
+            _stay_on(job.cores[job.local_rank : job.local_rank + 1])
         self._enter("warm-up")
         warmup_ms += self._steps(training, meter, losses, range(1, job.warmup))
         if job.profile:
@@ -238,6 +241,12 @@ class Rank:
             raise RuntimeError(f"the engine uses {threads} threads, the cell asks for {job.cell.threads}")
         if threads is None and job.cell.device == "cpu":
             self.tell(note="the engine cannot tell how many threads it uses")
+
+
+def _stay_on(cores: Sequence[int]) -> None:
+    """Let this thread, and those that it starts from now on, run on these cores only; none given: wherever it may."""
+    if cores:
+        os.sched_setaffinity(0, cores)
 
 
 def _finite(loss: float) -> float | None:

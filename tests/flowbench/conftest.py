@@ -51,6 +51,7 @@ ENGINES = {
     "toy-gpu-elsewhere": "gpu_engines:ElsewhereEvents",
     "toy-gpu-on-cpu": "gpu_engines:StaysOnCpu",
     "toy-gpu-context": "gpu_engines:ContextOnFirstGpu",
+    "toy-gpu-cores": "gpu_engines:NotesItsCores",
     "toy-gpu-memory": "gpu_engines:OutOfMemory",
     "toy-no-module": "no_such_module:Engine",
     "toy-sided": "odd_engines:Sided",

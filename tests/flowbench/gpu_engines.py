@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 import time
 from collections.abc import Callable
 
@@ -95,3 +97,25 @@ class ContextOnFirstGpu(Gpu):
                 import pynvml
 
                 pynvml.held[0][os.getpid()] = 312 * 2**20
+
+
+class NotesItsCores(Gpu):
+    """Appends to a file, per step, its rank and on which cores the thread that trains may run, and one that it has started."""
+
+    devices = ("cpu", "cuda")
+
+    class training(GpuTraining):
+        def __init__(self, task: Task) -> None:
+            super().__init__(task)
+            self.device = task.device
+            self.helper = threading.Thread(target=threading.Event().wait, daemon=True)
+            self.helper.start()
+
+        def event(self) -> PretendedEvent | None:
+            return PretendedEvent() if self.device != "cpu" else None
+
+        def step(self, index: int) -> None:
+            super().step(index)
+            cores = [sorted(os.sched_getaffinity(thread or 0)) for thread in (0, self.helper.native_id)]
+            with open(os.environ["CORES_FILE"], "a") as file:
+                file.write(json.dumps([self.task.rank, index, *cores]) + "\n")

@@ -385,7 +385,9 @@ def test_all_sides_of_a_round_share_its_cores() -> None:
     case = Case("linear", (2, 3, 4, 4), "float32", "eager", 1, False, True, True, 2)
     assert [cores_of(case, pair, [0, 1, 2, 3, 4]) for pair in range(4)] == [(0, 1), (2, 3), (0, 4), (1, 2)]
     assert cores_of(case, 0, [0, 1]) == ()
-    assert cores_of(dataclasses.replace(case, device="cuda"), 0, [0, 1, 2, 3]) == ()
+    on_gpus = dataclasses.replace(case, device="cuda", world_size=2, ddp=True, threads=16)
+    assert [cores_of(on_gpus, pair, [4, 5, 6]) for pair in range(3)] == [(4, 5), (4, 6), (5, 6)]
+    assert cores_of(on_gpus, 0, [4, 5]) == ()
 
 
 def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from flowbench.cell import Case, Cell
+from flowbench.cell import Case, Cell, Device
 from flowbench.engine_registry import load_engine
 from flowbench.measure import rank_group
 from flowbench.measure.agreement import compare_states
@@ -66,6 +67,29 @@ def test_those_that_take_turns_open_and_end_together_and_build_one_after_the_oth
     # Alone there is nobody to open together with.
     run_group(job, MARK)
     assert notes.read_text().split() == ["load", "build", "step", "close", "exit"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system lets nobody choose cores")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ranks_stay_on_the_cores_they_are_given(
+    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        pytest.skip("there is one core only: nowhere else to be")
+    notes = tmp_path / "notes"
+    monkeypatch.setenv("CORES_FILE", str(notes))
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 2, True, True, True, 1, device)
+    given = tuple(usable[:2]) if device == "cuda" else (usable[1],)
+    result = run_group(Job(Cell.of(case, "toy-gpu-cores"), 0, 3, 2, 0, 1e-4, 0.9, cores=given), MARK)
+    assert result.error is None
+    noted = sorted(json.loads(line) for line in notes.read_text().splitlines())
+    assert {(rank, step) for rank, step, *_ in noted} >= {(rank, step) for rank in (0, 1) for step in range(5)}
+    for rank, step, trains, started in noted:
+        if device == "cpu":
+            assert (trains, started) == ([usable[1]], [usable[1]])
+        else:
+            assert (trains, started) == ([usable[rank]] if step else usable, usable)
 
 
 @pytest.mark.parametrize("steps_per_turn", [None, 1])
