@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from framework.device import Device
+from framework.device import Device, named_device
 from framework.dtype import ALL, DType, by_name
 
 _TYPE_NAMES = {dtype.name for dtype in ALL}
@@ -39,6 +39,4 @@ def destination(target: Any, dtype: Any, device: Any) -> Destination:
         )
     if dtype is not None and not isinstance(dtype, DType):
         raise TypeError(f"to() takes an element type as an object, such as flow.float32; got {dtype!r}")
-    if isinstance(where, int) and not isinstance(where, bool):  # as in PyTorch, the number of a GPU
-        return Destination(Device("cuda", where), dtype)
-    return Destination(None if where is None else Device(where), dtype)
+    return Destination(None if where is None else named_device(where), dtype)

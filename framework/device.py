@@ -27,6 +27,8 @@ class Device:
         kind, _, number = name.partition(":")
         if kind not in _TYPES or (number and not number.isdecimal()):
             raise ValueError(f"no device is called {name!r}; there are {', '.join(_TYPES)}")
+        if index is not None and (not isinstance(index, int) or isinstance(index, bool) or index < 0):
+            raise ValueError(f"devices of a kind are numbered 0, 1, …; got {index!r}")
         key = (kind, int(number) if number else _current[kind] if index is None else index)
         if kind == "cpu" and key[1]:
             raise ValueError(f"there is one device 'cpu', whatever its processors; got number {key[1]}")
@@ -50,9 +52,14 @@ class Device:
 DeviceLike = Device | str | int | None
 
 
+def named_device(device: Device | str | int) -> Device:
+    """The device that an argument means: by itself, by its name or, as in PyTorch, by the number of a GPU."""
+    return Device("cuda", device) if isinstance(device, int) else Device(device)
+
+
 def cuda_device(device: DeviceLike) -> Device:
     """The CUDA device that an argument means. Raises ValueError for the CPU."""
-    wanted = Device("cuda", device) if isinstance(device, int) else Device("cuda" if device is None else device)
+    wanted = named_device("cuda" if device is None else device)
     if wanted.type != "cuda":
         raise ValueError(f"this takes a CUDA device, such as 'cuda:1', or its number; got {wanted}")
     return wanted

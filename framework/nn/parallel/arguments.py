@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from framework.device import Device
+from framework.device import Device, named_device
 from framework.nn.module import Module
 
 _NO_MATTER = "leave it out: it changes no result"
@@ -33,7 +33,7 @@ def check_devices(module: Module, device_ids: Sequence[Device | str | int] | Non
     for name, given in ("device_ids", device_ids[0] if device_ids else None), ("output_device", output_device):
         if given is None:
             continue
-        device = Device("cuda", given) if isinstance(given, int) else Device(given)
+        device = named_device(given)
         held = sorted({str(parameter.device) for parameter in module.parameters()})
         if held != [str(device)]:
             raise ValueError(

@@ -13,7 +13,8 @@ import pytest
 
 import framework as flow
 from framework.cuda import streams
-from framework.device import Device
+from framework.destination import destination
+from framework.device import Device, cuda_device, named_device
 from framework.kernels import cuda as own
 from framework.kernels import reference
 from framework.kernels.cuda import cudnn, disk, launch, library, normalization, normalization_plans
@@ -26,6 +27,20 @@ def test_devices_have_names():
     assert Device("cuda", 2) is Device("cuda:2")
     with pytest.raises(ValueError, match="there are cpu, cuda"):
         Device("tpu")
+
+
+def test_a_number_is_that_of_a_gpu():
+    assert named_device(2) is Device("cuda:2")
+    assert named_device("cpu") is Device("cpu")
+    assert destination(3, None, None).device is Device("cuda:3")
+    for wrong, error, words in (
+        (-1, ValueError, "devices of a kind are numbered 0, 1, .*; got -1"),
+        (True, ValueError, "devices of a kind are numbered 0, 1, .*; got True"),
+        (1.0, TypeError, "a device is given by its name, .* got 1.0"),
+    ):
+        for read in (named_device, cuda_device, lambda given: destination(given, None, None)):
+            with pytest.raises(error, match=words):
+                read(wrong)
 
 
 def test_the_framework_imports_without_cupy_and_says_what_is_missing():
