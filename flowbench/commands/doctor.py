@@ -15,7 +15,7 @@ import psutil
 from flowbench import nvml
 from flowbench.engine_registry import ask, engine_names, load_engine, skipped_engines
 from flowbench.errors import FlowbenchError
-from flowbench.measure.disturbance import BUSY_SHARE, STEAL_SHARE, Counters, read_counters
+from flowbench.measure.disturbance import BUSY_SHARE, SPIN_LESS, STEAL_SHARE, Counters, read_counters
 from flowbench.measure.memory import ResidentMeter
 from flowbench.presets import PRESETS, REFERENCE, default_preset
 from flowbench.record import machine as fingerprint
@@ -225,7 +225,8 @@ def _load_check(machine: Machine, around: Surroundings) -> Check:
         "note",
         "other load",
         f"other processes use {others:.1f} of {machine.usable_cores} cores{who}",
-        "end them, or wait; ratios of interleaved pairs bear it better than times",
+        "end them, or wait; ratios of interleaved pairs bear it better than times, and on the CPU steps of several threads"
+        f" that others hold up can take many times as long: {SPIN_LESS}",
     )
 
 

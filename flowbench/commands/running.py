@@ -180,8 +180,9 @@ def _unreached(path: Path, document: RunDocument) -> Iterator[str]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C, SIGTERM and a closed terminal all raise KeyboardInterrupt, once."""
-    before = {number: signal.signal(number, _interrupt) for number in _ENDING_SIGNALS}
+    """Ctrl-C, SIGTERM and a closed terminal all raise KeyboardInterrupt, once. What is ignored stays so, as with nohup."""
+    heeded = [number for number in _ENDING_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in heeded}
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -42,7 +43,7 @@ def time_by_events(
     """Run `steps` one after the other as in training, where nothing waits for a step's end; their times on the device in ms.
 
     But the host runs no more than one step ahead, so that a failure is found in its step. `issued` is called after each step.
-    Raises RuntimeError where the events do not account for the time.
+    Raises RuntimeError where the events do not account for the time, or a time of theirs is not finite.
     """
     training.synchronize()
     events = [_event(training)]
@@ -56,6 +57,9 @@ def time_by_events(
     training.synchronize()
     passed_ms = (time.perf_counter_ns() - began) / 1e6
     times_ms = [begin.elapsed_time(end) for begin, end in pairwise(events)]
+    for index, time_ms in zip(steps, times_ms, strict=True):
+        if not math.isfinite(time_ms):
+            raise RuntimeError(f"the device's events give {time_ms} ms for step {index}: they tell no time")
     if sum(times_ms) < LEAST_COVERED * (passed_ms - HELD_UP_MS):
         raise RuntimeError(
             f"the device's events account for {sum(times_ms):.1f} of {passed_ms:.1f} ms: they do not enclose the steps' work"

@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
 
+# The kind of finding that `uneven_steps` is told as.
+UNEVEN_STEPS = "uneven steps"
+
+# GNU's OpenMP reads it when it is loaded; for every engine alike.
+SPIN_LESS = "GOMP_SPINCOUNT=1000 in the environment shortens them"
+
 # Below these, what others did does not show beside the spread of the measurement itself.
 BUSY_SHARE = 0.1
 STEAL_SHARE = 0.02
+
+# Steps of one process that differ by this factor, the longest of which is no blink either, were not all of the same kind.
+UNEVEN = 5.0
+UNEVEN_MS = 50.0
 
 # By so much clocks may part in a measurement before one says that the machine slept, or that the time of day was set.
 SLEPT_S = 1.0
@@ -86,6 +96,18 @@ def awakened(ready: Counters, after: Counters, cores: int) -> Iterator[tuple[str
             "other load",
             f"processes that wait for their round used {awake:.1f} of {cores} cores: something runs on after load()",
         )
+
+
+def uneven_steps(steps_ms: Sequence[float]) -> str | None:
+    """What to say of steps on several threads of which some took many times as long as others; None where none did.
+
+    Where something else takes the core of one thread, all others of an operation wait for it, and most libraries' threads wait
+    busily: they may keep it from the very core it needs.
+    """
+    least, most = min(steps_ms, default=0.0), max(steps_ms, default=0.0)
+    if most < max(UNEVEN * least, UNEVEN_MS):
+        return None
+    return f"steps of one process took {least:.0f} to {most:.0f} ms: {SPIN_LESS} where threads wait for each other"
 
 
 def _usable() -> set[int]:

@@ -14,7 +14,14 @@ from typing import Literal, Protocol
 from flowbench.cell import Case, Cell
 from flowbench.engine_registry import load_engine
 from flowbench.errors import FlowbenchError
-from flowbench.measure.disturbance import Counters, awakened, disturbances, read_counters
+from flowbench.measure.disturbance import (
+    UNEVEN_STEPS,
+    Counters,
+    awakened,
+    disturbances,
+    read_counters,
+    uneven_steps,
+)
 from flowbench.measure.gpu_memory import foreign_memory
 from flowbench.measure.gpus import GpuWatch, gpu_disturbances
 from flowbench.measure.guard import Guard
@@ -198,6 +205,10 @@ class Session:
         for note in dict.fromkeys(result.notes):
             if (note, turn.cell.key) not in known:
                 yield Finding("remark", note, turn.cell.key, turn.pair)
+        told = {(finding.kind, finding.cell) for finding in self.document.findings}
+        if turn.cell.device == "cpu" and turn.cell.threads > 1 and (UNEVEN_STEPS, turn.cell.key) not in told:
+            messages = [message for rank in result.ranks if (message := uneven_steps(rank.steps_ms))]
+            yield from (Finding(UNEVEN_STEPS, message, turn.cell.key, turn.pair) for message in messages[:1])
         for rank in result.ranks:
             for message in foreign_memory(rank):
                 if (message, turn.cell.key) not in known:

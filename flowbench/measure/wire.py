@@ -25,7 +25,7 @@ class Job:
     emptied the caches.
     `side` names the side of a comparison that the cell's engine stands for: `NAME@SIDE`. The parent has put `import_path`, a
     folder of packages, before all others. `slowdown` makes each step longer by this fraction. `cores` are the only ones used;
-    of a GPU's cell there is one per rank of a machine, where the thread that trains stays from its second step on.
+    of a GPU's cell there is one per rank of a machine, where the thread that trains stays after its first step of warm-up.
     With `profile`, all ranks run one more step after the warm-up, op by op, and rank 0 tells what it saw.
     `local_rank` counts the ranks of one machine, and is the number of the rank's GPU. A `launcher` starts the ranks, which
     then meet at `master`, an address and a port.

@@ -68,7 +68,7 @@ class Rank:
         if job.master:
             meet(job.master, os.environ)
         if job.cell.device == "cpu":
-            _stay_on(job.cores)
+            self._stay_on(job.cores)
         self._enter("import")
         engine = load_engine(job.engine)
         meter = ResidentMeter()
@@ -78,9 +78,10 @@ class Rank:
         losses: list[float | None] = []
         warmup_ms = self._steps(training, meter, losses, range(min(job.warmup, 1)))
         self._wait()
-        if job.cell.device == "cuda":
-            # This thread alone: those that the engine has started by now, such as PyTorch's for backward, go where they like.
-            _stay_on(job.cores[job.local_rank : job.local_rank + 1])
+        if job.cell.device == "cuda" and job.warmup:
+            # This thread alone: those that the engine started in its first step, such as PyTorch's for backward, go where they
+            # like. What it starts later would stay here too.
+            self._stay_on(job.cores[job.local_rank : job.local_rank + 1])
         self._enter("warm-up")
         warmup_ms += self._steps(training, meter, losses, range(1, job.warmup))
         if job.profile:
@@ -121,6 +122,15 @@ class Rank:
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self.tell()
+
+    def _stay_on(self, cores: Sequence[int]) -> None:
+        """Let this thread, and those that it starts from now on, run on these cores only; none given: wherever it may."""
+        if not cores:
+            return
+        try:
+            os.sched_setaffinity(0, cores)
+        except OSError as error:  # a container's cores can become fewer while a sitting lasts
+            self.tell(note=f"it ran on any core, not on {', '.join(map(str, cores))} alone: {error.strerror}")
 
     def _profile(self, training: Training, job: Job) -> None:
         seen = training.profile(job.warmup)  # in all ranks: they wait for one another within a step
@@ -241,12 +251,6 @@ class Rank:
             raise RuntimeError(f"the engine uses {threads} threads, the cell asks for {job.cell.threads}")
         if threads is None and job.cell.device == "cpu":
             self.tell(note="the engine cannot tell how many threads it uses")
-
-
-def _stay_on(cores: Sequence[int]) -> None:
-    """Let this thread, and those that it starts from now on, run on these cores only; none given: wherever it may."""
-    if cores:
-        os.sched_setaffinity(0, cores)
 
 
 def _finite(loss: float) -> float | None:

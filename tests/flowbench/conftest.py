@@ -42,6 +42,7 @@ ENGINES = {
     "toy-no-subclass": "odd_engines:NoSubclass",
     "toy-second-raises": "odd_engines:SecondRankRaises",
     "toy-second-slow": "odd_engines:SlowSecondRank",
+    "toy-hiccups": "odd_engines:Hiccups",
     "toy-second-drifts": "odd_engines:SecondRankDrifts",
     "toy-second-dies": "odd_engines:SecondRankDies",
     "toy-second-reset": "odd_engines:SecondRankIsReset",

@@ -100,7 +100,7 @@ class ContextOnFirstGpu(Gpu):
 
 
 class NotesItsCores(Gpu):
-    """Appends to a file, per step, its rank and on which cores the thread that trains may run, and one that it has started."""
+    """Appends to a file, per step, its rank and on which cores the thread that trains may run, and one that it starts in its first step."""
 
     devices = ("cpu", "cuda")
 
@@ -108,14 +108,16 @@ class NotesItsCores(Gpu):
         def __init__(self, task: Task) -> None:
             super().__init__(task)
             self.device = task.device
-            self.helper = threading.Thread(target=threading.Event().wait, daemon=True)
-            self.helper.start()
+            self.helper: threading.Thread | None = None
 
         def event(self) -> PretendedEvent | None:
             return PretendedEvent() if self.device != "cpu" else None
 
         def step(self, index: int) -> None:
             super().step(index)
+            if self.helper is None:
+                self.helper = threading.Thread(target=threading.Event().wait, daemon=True)
+                self.helper.start()
             cores = [sorted(os.sched_getaffinity(thread or 0)) for thread in (0, self.helper.native_id)]
             with open(os.environ["CORES_FILE"], "a") as file:
                 file.write(json.dumps([self.task.rank, index, *cores]) + "\n")

@@ -243,6 +243,18 @@ class SlowSecondRank(ToyEngine):
         return Training(task)
 
 
+class Hiccups(ToyEngine):
+    """One step of three takes 80 ms longer than the others."""
+
+    def build(self, task: Task) -> ToyTraining:
+        class Training(ToyTraining):
+            def step(self, index: int) -> None:
+                time.sleep(0.08 * (index % 3 == 0))
+                super().step(index)
+
+        return Training(task)
+
+
 class RanksAgree(ToyEngine):
     """Ranks that all learn nothing hold the same weights at the end."""
 

@@ -96,6 +96,15 @@ def test_events_that_do_not_enclose_the_work_are_refused(simulate) -> None:
         clock.time_by_events(training, range(10))
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_events_that_tell_no_time_are_refused_with_the_step(wrong: float, simulate) -> None:
+    training = simulate(host_ms=1, device_ms=50)
+    times = iter([50.0, wrong, 50.0])
+    training.event = lambda: type("Odd", (Event,), {"elapsed_time": lambda *_: next(times)})(training.simulated)
+    with pytest.raises(RuntimeError, match=rf"the device's events give {wrong} ms for step 8: they tell no time"):
+        clock.time_by_events(training, range(7, 10))
+
+
 def test_a_host_that_is_held_up_after_a_short_step_is_no_fault_of_the_events(simulate) -> None:
     training = simulate(host_ms=0.1, device_ms=0.2)
     late = training.synchronize

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flowbench.measure import disturbance
-from flowbench.measure.disturbance import Counters, awakened, disturbances, read_counters
+from flowbench.measure.disturbance import Counters, awakened, disturbances, read_counters, uneven_steps
 
 # user, nice, system, idle, waiting, interrupts, soft interrupts, stolen, guest, guest nice: proc(5).
 STAT = """\
@@ -72,3 +72,13 @@ def test_what_should_sleep_and_does_not_is_told() -> None:
             for _, message in awakened(ready, Counters(14, 0, 0, 0, 0, waiting_s=waiting_s), 2)
         ]
         assert found == said
+
+
+@pytest.mark.parametrize(
+    ("steps_ms", "is_told"),
+    [((40, 300, 2317), True), ((12, 60), True), ((13, 60), False), ((1, 49), False), ((100, 499), False), ((), False)],
+)
+def test_steps_of_several_times_the_shortest_are_uneven_unless_they_are_a_blink(
+    steps_ms: tuple[float, ...], is_told: bool
+) -> None:
+    assert (uneven_steps(steps_ms) is not None) == is_told

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from flowbench.commands.running import interruptible
 from flowbench.measure.processes import marked
 from flowbench.record.document import read_document
 from flowbench.record.run import RunDocument
@@ -57,6 +58,22 @@ def test_interrupted_in_any_phase(where: str, number: int, start: Callable, wait
     assert [(sample.pair, sample.status) for sample in document.samples] == [(0, "ok")]
     assert not marked(document.run_id)
     assert not [path for path in (tmp_path / "out").iterdir() if path.suffix != ".json"]
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As nohup has it for that of a closed terminal, and a shell for Ctrl-C where a script goes on in the background."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            os.kill(os.getpid(), signal.SIGTERM)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("where", ["build", "step 2"])

@@ -69,27 +69,55 @@ def test_those_that_take_turns_open_and_end_together_and_build_one_after_the_oth
     assert notes.read_text().split() == ["load", "build", "step", "close", "exit"]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="the system lets nobody choose cores")
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_ranks_stay_on_the_cores_they_are_given(
-    device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def where_they_ran(
+    device: Device, cores: tuple[int, ...], warmup: int, notes: Path
+) -> tuple[GroupResult, dict[tuple[int, int], tuple[list[int], list[int]]]]:
+    """Two ranks' result; by rank and step, where the thread that trains may run, and one started in the first step."""
+    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 2, True, True, True, 1, device)
+    result = run_group(Job(Cell.of(case, "toy-gpu-cores"), 0, 3, warmup, 0, 1e-4, 0.9, cores=cores), MARK)
+    assert result.error is None
+    noted = [json.loads(line) for line in notes.read_text().splitlines()]
+    assert {(rank, step) for rank, step, *_ in noted} >= {(rank, step) for rank in (0, 1) for step in range(3 + warmup)}
+    return result, {(rank, step): (trains, started) for rank, step, trains, started in noted}
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
+    """All cores that may be used, of which there are two at least."""
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("the system lets nobody choose cores")
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < 2:
         pytest.skip("there is one core only: nowhere else to be")
-    notes = tmp_path / "notes"
-    monkeypatch.setenv("CORES_FILE", str(notes))
-    case = Case("linear", (2, 3, 4, 4), "float32", "eager", 2, True, True, True, 1, device)
-    given = tuple(usable[:2]) if device == "cuda" else (usable[1],)
-    result = run_group(Job(Cell.of(case, "toy-gpu-cores"), 0, 3, 2, 0, 1e-4, 0.9, cores=given), MARK)
-    assert result.error is None
-    noted = sorted(json.loads(line) for line in notes.read_text().splitlines())
-    assert {(rank, step) for rank, step, *_ in noted} >= {(rank, step) for rank in (0, 1) for step in range(5)}
-    for rank, step, trains, started in noted:
-        if device == "cpu":
-            assert (trains, started) == ([usable[1]], [usable[1]])
-        else:
-            assert (trains, started) == ([usable[rank]] if step else usable, usable)
+    monkeypatch.setenv("CORES_FILE", str(tmp_path / "notes"))
+    return usable
+
+
+def test_ranks_stay_on_the_cores_they_are_given(two_cores: list[int], tmp_path: Path) -> None:
+    _, ran = where_they_ran("cpu", (two_cores[1],), 2, tmp_path / "notes")
+    assert set(map(str, ran.values())) == {str(([two_cores[1]], [two_cores[1]]))}
+
+
+def test_on_a_gpu_the_thread_that_trains_stays_on_its_ranks_core_after_its_first_step(
+    two_cores: list[int], tmp_path: Path
+) -> None:
+    _, ran = where_they_ran("cuda", tuple(two_cores[:2]), 2, tmp_path / "notes")
+    assert ran == {(rank, step): ([two_cores[rank]] if step else two_cores, two_cores) for rank, step in ran}
+
+
+def test_without_a_warm_up_no_thread_of_the_engine_is_held(two_cores: list[int], tmp_path: Path) -> None:
+    _, ran = where_they_ran("cuda", tuple(two_cores[:2]), 0, tmp_path / "notes")
+    assert ran == dict.fromkeys(ran, (two_cores, two_cores))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_core_that_may_not_be_used_any_more_is_told_and_costs_no_figure(
+    device: Device, two_cores: list[int], tmp_path: Path
+) -> None:
+    result, ran = where_they_ran(device, (4000, 4001), 2, tmp_path / "notes")
+    assert ran == dict.fromkeys(ran, (two_cores, two_cores))
+    gone = ("4000, 4001",) if device == "cpu" else ("4000", "4001")
+    assert {*result.notes} >= {f"it ran on any core, not on {one} alone: Invalid argument" for one in gone}
 
 
 @pytest.mark.parametrize("steps_per_turn", [None, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -62,6 +63,17 @@ def measure(tmp_path: Path, *engines: str, **changes: object) -> RunDocument:
     assert not marked(measured.run_id)
     assert not path.with_suffix(".lock").exists()
     return measured
+
+
+def test_steps_of_several_threads_that_are_held_up_are_told_once_a_cell_with_what_helps(tmp_path: Path) -> None:
+    document = measure(tmp_path, "toy-hiccups", threads=2)
+    (told,) = [finding for finding in document.findings if finding.kind == "uneven steps"]
+    assert told.cell == of(document, "toy-hiccups")[0].cell
+    assert re.fullmatch(
+        r"steps of one process took \d to \d\d+ ms: GOMP_SPINCOUNT=1000 in the environment .*", told.message
+    )
+    alone = measure(tmp_path, "toy-hiccups", threads=1)
+    assert not [finding for finding in alone.findings if finding.kind == "uneven steps"], "nobody waits for another"
 
 
 def of(document: RunDocument, engine: str) -> list[Sample]:
