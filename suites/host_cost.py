@@ -83,6 +83,7 @@ def text(cost: Cost) -> str:
         lines.append(f"| {name} | {len(taken) / steps:g} | {each} | {sum(taken) / steps / 1e3:.3f} |")
     within_ms = sum(map(sum, cost.kinds_us.values())) / steps / 1e3
     lines.append(f"| between instructions | | | {statistics.fmean(cost.observed_ms) - within_ms:.3f} |")
+    lines += ["", f"A step whose instructions are observed takes longer: {statistics.fmean(cost.observed_ms):.2f} ms."]
     return "\n".join(lines)
 
 

@@ -57,7 +57,10 @@ def search(
         raise Interrupted(
             f"interrupted; what was measured is in {out}: the same command with --resume goes on"
         ) from None
-    return describe(repository, found)
+    where = measure.kept.get(found.suspects[0]) if len(found.suspects) == 1 else None
+    return describe(repository, found) + (
+        f"measured in {where}: flowbench report or explain shows it\n" if where else ""
+    )
 
 
 class Sittings:
@@ -66,6 +69,7 @@ class Sittings:
     def __init__(self, request: Request, out: Path, command: Sequence[str], resume: bool) -> None:
         self._request, self._out, self._command = request, out, command
         self._waiting = dict(_comparisons(out)) if resume else {}
+        self.kept: dict[str, Path] = {}  # the latest document of each commit that was compared
 
     def __call__(self, base: str, head: str) -> ComparisonSet:
         path = next((path for path, document in self._waiting.items() if self._is_of(document, base, head)), None)
@@ -73,9 +77,10 @@ class Sittings:
             document = self._waiting.pop(path)  # one that is unclear is measured again, not looked at again
             if document.ending.how in ("complete", "wall_cap"):
                 click.echo(f"measured before: {path}", err=True)
+                self.kept[head] = path
                 return comparing.judged(document)
-        measured = comparing.measured(base, head, self._request, self._out, self._command, resume=path)
-        return comparing.judged(measured[1])
+        self.kept[head], document = comparing.measured(base, head, self._request, self._out, self._command, resume=path)
+        return comparing.judged(document)
 
     def _is_of(self, document: RunDocument, base: str, head: str) -> bool:
         sides = document.comparison
@@ -148,6 +153,8 @@ def _judged(one: Comparison) -> Judged:
 
 
 def _told(step: Step) -> None:
+    for number, judged in enumerate(step.tries[:-1], 1):
+        click.echo(f"{step.commit[:10]} try {number}, measured again: {judged.words}", err=True)
     tries = f" after {counted(len(step.tries), 'try', 'tries')}" if len(step.tries) > 1 else ""
     word = {"bad": "worse", "good": "not worse", "skip": "skipped"}[step.taken_for]
     click.echo(f"{step.commit[:10]} {one_line(step.subject, 60)}: {word}{tries}: {step.tries[-1].words}", err=True)

@@ -42,14 +42,18 @@ def show(path: Path, pattern: str, keep: bool) -> str:
 
 
 def _sides(document: RunDocument, pattern: str, source: str) -> list[Cell]:
-    """The cell that fits, or base's and head's where the document compares two sides."""
+    """The cell that fits, or base's and head's where the document compares two sides, also where the reference fits too."""
     found = [cell for cell in document.cells if fits(pattern, cell.key, cell.label)]
     exact = [cell for cell in found if pattern in (cell.key, cell.label)]
-    by_side = {document.engine(cell.engine).side: cell for cell in exact or found}
-    if len({(cell.case, document.engine(cell.engine).registered_name) for cell in exact or found}) == 1:
+    fitting = exact or [cell for cell in found if document.engine(cell.engine).side] or found
+    by_side = {document.engine(cell.engine).side: cell for cell in fitting}
+    if len({(cell.case, document.engine(cell.engine).registered_name) for cell in fitting}) == 1:
         sides = [by_side[side] for side in ("base", "head") if side in by_side]
         return sides or [*by_side.values()]
-    known = "; ".join(one_line(cell.label) for cell in [*(found or document.cells)][:8])
+    labels = dict.fromkeys(
+        Cell.of(cell.case, document.engine(cell.engine).registered_name).label for cell in found or document.cells
+    )
+    known = "; ".join(map(one_line, [*labels][:8]))
     what = "several cells fit" if found else "no cell fits"
     raise FlowbenchError(f"{source}: {what} {pattern!r}: {known}; give one of these labels")
 

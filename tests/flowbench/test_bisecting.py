@@ -10,6 +10,7 @@ import pytest
 from flowbench.cell import Case
 from flowbench.commands import bisecting, comparing
 from flowbench.commands.bisecting import OneQuantity
+from flowbench.commands.bisection import Judged, Step
 from flowbench.errors import FlowbenchError
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Overall, Quantity, SideName, Verdict
 from flowbench.measure.plan import Request
@@ -87,7 +88,7 @@ def test_a_stopped_search_goes_on_with_what_it_measured(tmp_path: Path, monkeypa
         document = plan_comparison(asked, (), sides["a"], sides[head], {})
         return store.create(tmp_path, replace(document, ending=replace(document.ending, how=how)))
 
-    left("b", "complete")
+    before = left("b", "complete")
     left("b", "complete", replace(request, pairs=7))  # of another search
     half = left("c", "running")
     (tmp_path / "half-written.json").write_text("{")
@@ -101,9 +102,10 @@ def test_a_stopped_search_goes_on_with_what_it_measured(tmp_path: Path, monkeypa
     monkeypatch.setattr(comparing, "measured", measure)
     look = bisecting.Sittings(request, tmp_path, (), resume=True)
     assert look("a" * 40, "b" * 40).head.asked == "b" * 40
-    assert measured == []
+    assert (measured, look.kept) == ([], {"b" * 40: before})
     for head in "bcd":
         look("a" * 40, head * 40)
+    assert look.kept == dict.fromkeys(("b" * 40, "c" * 40, "d" * 40), tmp_path)
     assert measured == [("a", "b", None), ("a", "c", half), ("a", "d", None)]
     bisecting.Sittings(request, tmp_path, (), resume=False)("a" * 40, "b" * 40)
     assert measured[3:] == [("a", "b", None)]
@@ -119,3 +121,15 @@ def test_one_cell_is_asked_for(tmp_path: Path) -> None:
         bisecting.search(
             "a", "b", "resnet", "any", replace(request, engines=("torch-eager",)), tmp_path, (), resume=False
         )
+
+
+def test_each_try_that_was_measured_again_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    tries = (
+        Judged(Verdict.UNCLEAR, "step time unclear (+4.0 %): too wide"),
+        Judged(Verdict.SLOWER, "step time slower"),
+    )
+    bisecting._told(Step("a" * 40, "A change", "bad", tries))
+    assert capsys.readouterr().err.splitlines() == [
+        "aaaaaaaaaa try 1, measured again: step time unclear (+4.0 %): too wide",
+        "aaaaaaaaaa A change: worse after 2 tries: step time slower",
+    ]

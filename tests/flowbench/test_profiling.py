@@ -22,6 +22,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.judge.explanation import explain, worse_cells
 from flowbench.measure.bounding import bounded
 from flowbench.measure.plan import Request, plan_run
+from flowbench.measure.plan_comparison import plan_comparison
 from flowbench.measure.processes import marked, measuring_environment
 from flowbench.measure.profiling import profile_cell
 from flowbench.measure.wire import job_of
@@ -171,6 +172,36 @@ def test_a_cell_is_profiled_in_a_process_of_its_own_and_kept(
     ):
         with pytest.raises(FlowbenchError, match=said):
             explaining.show(path, pattern, keep=False)
+
+
+@pytest.mark.usefixtures("toys")
+def test_of_a_comparison_both_sides_are_explained_and_the_reference_where_it_is_named() -> None:
+    request = Request(
+        engines=("toy-sided",),
+        reference="toy",
+        models=("linear",),
+        image_shape=(3, 4, 4),
+        batch_sizes=(4, 2),
+        threads=1,
+    )
+    document = plan_comparison(request, (), Side("a", None), Side("b", None), {})
+
+    def fitting(pattern: str) -> list[str]:
+        return [cell.label for cell in explaining._sides(document, pattern, "run.json")]
+
+    sides = ["linear [4, 3, 4, 4] toy-sided@base", "linear [4, 3, 4, 4] toy-sided@head"]
+    assert fitting("[4, 3, 4, 4]") == sides
+    assert fitting("linear [4, 3, 4, 4] toy-sided") == sides
+    assert fitting("linear [4, 3, 4, 4] toy") == ["linear [4, 3, 4, 4] toy"]
+    assert fitting("linear [2, 3, 4, 4] toy-sided@canary") == ["linear [2, 3, 4, 4] toy-sided@canary"]
+    with pytest.raises(
+        FlowbenchError,
+        match=re.escape(
+            "several cells fit 'linear': linear [4, 3, 4, 4] toy-sided; linear [4, 3, 4, 4] toy; linear [2, 3, 4, 4] toy-sided;"
+            " linear [2, 3, 4, 4] toy; give one of these labels"
+        ),
+    ):
+        fitting("linear")
 
 
 def test_a_profile_that_is_kept_overwrites_nothing_that_others_write(
