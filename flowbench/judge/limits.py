@@ -126,22 +126,29 @@ def _check(limit: Limit, name: str, time: Comparison, comparison: ComparisonSet)
     if measured is None:
         line = f"{what} was not measured, so {name} = {allowed:g} cannot be checked"
         return LimitResult(limit.pattern, name, time.label, None, allowed, None, 2, line)
-    few = _untold(name, time)
-    if few is not None:
-        line = f"{what} is {measured:.4g} ({few}), {name} = {allowed:g}: cannot be judged"
-        return LimitResult(limit.pattern, name, time.label, measured, allowed, None, 2, line)
     kept = measured >= allowed if name.startswith("min") else measured <= allowed
+    doubt = _doubt(name, time, None if kept else allowed)
+    if doubt is not None:
+        line = f"{what} is {measured:.4g} ({doubt}), {name} = {allowed:g}: cannot be judged"
+        return LimitResult(limit.pattern, name, time.label, measured, allowed, None, 2, line)
     line = f"{what} is {measured:.4g}{unit}, {name} = {allowed:g}: {'kept' if kept else 'exceeded'}"
     return LimitResult(limit.pattern, name, time.label, measured, allowed, kept, 0 if kept else limit.exit_code, line)
 
 
-def _untold(name: str, time: Comparison) -> str | None:
-    """Why a ratio tells nothing; None where it does, and for what is no ratio."""
-    if name == "min_relative_speed":
-        return untold(time.head_relative_interval)
-    if name == "max_slowdown" and time.change is not None:
-        return untold(time.change.interval)
-    return None
+def _doubt(name: str, time: Comparison, exceeded: float | None) -> str | None:
+    """Why a ratio tells nothing, or not for certain that it is beyond the threshold `exceeded`; None where it does.
+
+    What is no ratio is compared as it is.
+    """
+    if name not in ("min_relative_speed", "max_slowdown"):
+        return None
+    is_speed = name == "min_relative_speed"
+    change = time.change.interval if time.change else None
+    interval = time.head_relative_interval if is_speed else change
+    if untold(interval) is not None or interval is None or exceeded is None:
+        return untold(interval)
+    low, high = interval if is_speed else (interval[0] - 1, interval[1] - 1)
+    return f"95 % interval {low:.4g} to {high:.4g}" if low <= exceeded <= high else None
 
 
 def _measured(name: str, time: Comparison, comparison: ComparisonSet) -> Iterator[float]:

@@ -10,7 +10,7 @@ from sittings import CASE, MIB, sitting
 from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import judge_document
 from flowbench.judge.limits import check_limits, parse_limits
-from flowbench.judge.verdict import ComparisonSet, LimitResult
+from flowbench.judge.verdict import Change, ComparisonSet, LimitResult
 
 
 def checked(text: str, comparison: ComparisonSet | None = None) -> list[LimitResult]:
@@ -101,6 +101,36 @@ def test_a_ratio_of_too_few_pairs_cannot_be_judged(
     assert result.is_unclear == (measured is not None)
     if measured is not None:
         assert f"{measured} {result.measured:.4g} ({few}), {threshold}: cannot be judged" in result.line
+
+
+@pytest.mark.parametrize(
+    ("threshold", "interval", "kept"),
+    [
+        ("max_slowdown = 0.05", (0.91, 1.3), None),
+        ("max_slowdown = 0.05", (1.04, 1.16), None),
+        ("max_slowdown = 0.05", (1.06, 1.14), False),
+        ("max_slowdown = 0.11", (0.91, 1.3), True),
+        ("min_relative_speed = 1.2", (0.9, 1.3), None),
+        ("min_relative_speed = 1.2", (1.0, 1.19), False),
+        ("min_relative_speed = 1.0", (0.9, 1.3), True),
+    ],
+)
+def test_a_ratio_is_beyond_its_limit_where_its_whole_interval_is(
+    threshold: str, interval: tuple[float, float], kept: bool | None
+) -> None:
+    """Of a ratio within its limit the mean has the say: what is not slower for certain fails no job."""
+    comparison = judge_document(sitting({"head": 1.1}))
+    times = tuple(
+        dataclasses.replace(time, change=Change(1.1, *interval), head_relative_interval=interval)
+        for time in comparison.times
+    )
+    (result, _) = checked(
+        f'[[limit]]\ncell = "*"\n{threshold}\nexit_code = 3', dataclasses.replace(comparison, comparisons=times)
+    )
+    assert (result.kept, result.exit_code) == (kept, {True: 0, False: 3, None: 2}[kept])
+    less = threshold.startswith("max")
+    said = f" (95 % interval {interval[0] - less:.4g} to {interval[1] - less:.4g}), {threshold.removesuffix('.0')}: cannot be judged"
+    assert result.line.endswith(said) == (kept is None)
 
 
 def test_a_limit_that_is_merely_unclear_has_the_exit_code_of_what_is_unclear() -> None:
