@@ -194,7 +194,7 @@ def test_a_profile_that_is_kept_overwrites_nothing_that_others_write(
     with monkeypatch.context() as patch:
         patch.setattr(explaining, "_profiled", profiled)
         patch.setattr(
-            store, "held", lambda path: held_late(path) if not path.with_suffix(".lock").exists() else held(path)
+            store, "held", lambda path: held_late(path) if not store.lock_path(path).exists() else held(path)
         )
         explaining.show(path, "flow", keep=True)
     kept = read_document(path)
