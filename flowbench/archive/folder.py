@@ -78,6 +78,12 @@ class Archive:
         self.runs = folder / "runs"
         self.imports = folder / "imported"
 
+    def files(self) -> Iterator[Path]:
+        """All files that reading the store reads, and whatever else lies among them."""
+        yield from (self.folder / "index.json", self.folder / "pruned.txt")
+        for folder in (self.runs, self.imports):
+            yield from _files(folder)
+
     def add(self, document: RunDocument) -> bool:
         """Keep `document`; False where the store has it already. Raises FlowbenchError for one that may still change."""
         if document.ending.how == "running":

@@ -41,7 +41,7 @@ from flowbench.measure.refs import placed_copy
 from flowbench.measure.session import Watcher
 from flowbench.record import aa as record
 from flowbench.record import store
-from flowbench.record.noise import NoiseFloor, keep_floor, read_floors
+from flowbench.record.noise import NoiseFloor, keep_floor, noise_path, read_floors
 from flowbench.record.run import RunDocument
 from flowbench.report.words import counted
 
@@ -62,6 +62,8 @@ def aa(
 ) -> str:
     """Measure until the file `out` has so many sittings, and report; killed or interrupted, it goes on where it was."""
     done = 0
+    if store.is_same_file(out, noise_path()):
+        raise FlowbenchError(f"{out} is where noise floors are kept: choose another file with --out")
     try:
         with interruptible(), placed_copy(REPOSITORY) as head, record.held(out):
             document = plan_comparison(

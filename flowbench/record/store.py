@@ -59,6 +59,14 @@ def followed(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, by whatever spelling or link; also where it is not there yet."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file by way of a temporary one beside it; raises FlowbenchError (no space, no permission, …)."""
     with _explained(path):

@@ -260,6 +260,17 @@ def test_a_stopped_comparison_goes_on_only_with_the_same_sides(
     assert read_document(path) == whole
 
 
+def test_no_report_takes_the_place_of_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stopped(tmp_path, monkeypatch, "quick", rounds=0)
+    limits, link = path.with_suffix(".txt"), tmp_path / "limits"
+    limits.write_text("")
+    link.symlink_to(limits)
+    for given in (limits, link):
+        with pytest.raises(FlowbenchError, match=f"^{given} has the limits, and a report of .* would take its place"):
+            comparing.compare(None, None, Request(), None, (), resume=path, limits=given)
+    assert limits.read_text() == ""
+
+
 def test_the_wall_cap_counts_what_was_measured_before_a_pause(tmp_path: Path) -> None:
     document = plan_comparison(REQUEST, (), Side("a", None), Side("b", None), {}, with_canary=False)
     cell = document.cells[0]
@@ -438,6 +449,13 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
         with pytest.raises(FlowbenchError, match="it keeps noise floors: delete it"):
             false_alarms.aa(request, 2, (0.5,), False, out, ())
     assert out.read_text() == whole, "that is said before a sitting is measured"
+
+
+def test_sittings_are_not_kept_where_noise_floors_are(tmp_path: Path) -> None:
+    out = tmp_path / "state" / "x" / ".." / "flowbench" / "noise.json"
+    with pytest.raises(FlowbenchError, match=r"noise\.json is where noise floors are kept: choose another file with --out"):
+        false_alarms.aa(REQUEST, 1, (), False, out, ())
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_sitting_of_too_few_pairs_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
