@@ -23,11 +23,24 @@ _LONGEST_NAME = 100
 
 
 class WriteError(FlowbenchError):
-    """A file that cannot be written: `what` says which and why, without the way out for a new one."""
+    """A file that cannot be written: `what` says which and why, without the way out for a new one.
 
-    def __init__(self, what: str, way_out: str) -> None:
-        super().__init__(f"{what}; {way_out}")
+    `first` is how any way out begins: that space is to be freed, or nothing.
+    """
+
+    def __init__(self, what: str, way_out: str, first: str = "") -> None:
+        super().__init__(f"{what}; {first}{way_out}")
         self.what = what
+        self.first = first
+
+
+@contextlib.contextmanager
+def way_out(words: str) -> Iterator[None]:
+    """What is said, meanwhile, to do about a file that cannot be written where --out does not choose its folder."""
+    try:
+        yield
+    except WriteError as error:
+        raise WriteError(error.what, words, error.first) from None
 
 
 def new_run_id(created: datetime) -> str:
@@ -154,6 +167,5 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(
-            f"cannot write {path}: {error.strerror or error}", f"{room(error)}choose another folder with --out"
-        ) from None
+        what = f"cannot write {path}: {error.strerror or error}"
+        raise WriteError(what, "choose another folder with --out", room(error)) from None

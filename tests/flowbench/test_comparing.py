@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import lzma
+import os
 import re
 import subprocess
 import sys
@@ -449,6 +452,36 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
         with pytest.raises(FlowbenchError, match="it keeps noise floors: delete it"):
             false_alarms.aa(request, 2, (0.5,), False, out, ())
     assert out.read_text() == whole, "that is said before a sitting is measured"
+
+
+def test_noise_that_cannot_be_kept_says_where_else_and_that_the_sittings_are(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, made = tmp_path / "aa.jsonl", store.tempfile.mkstemp
+    content = lzma.decompress((repository / "reports" / "aa-2-cores" / "unchanged.jsonl.xz").read_bytes())
+    out.write_bytes(b"\n".join(content.splitlines()[:11]) + b"\n")
+
+    def refusal() -> str:
+        with pytest.raises(FlowbenchError) as refused:
+            false_alarms._keep(out)
+        return str(refused.value)
+
+    def full(**how: object) -> tuple[int, str]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    noise = tmp_path / "state" / "flowbench" / "noise.json"
+    again = f"give the same command again: it goes on with the 10 sittings in {out}"
+    monkeypatch.setattr(store.tempfile, "mkstemp", full)
+    assert refusal() == (
+        f"cannot write {noise}: No space left on device; free some space or set XDG_STATE_HOME to another folder, and {again}"
+    )
+    noise.parent.rmdir()
+    noise.parent.write_text("")
+    assert refusal() == f"cannot write {noise}: File exists; set XDG_STATE_HOME to another folder, and {again}"
+    monkeypatch.setattr(store.tempfile, "mkstemp", made)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    false_alarms._keep(out)
+    assert (tmp_path / "elsewhere" / "flowbench" / "noise.json").is_file()
 
 
 def test_sittings_are_not_kept_where_noise_floors_are(tmp_path: Path) -> None:
