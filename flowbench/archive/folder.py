@@ -89,7 +89,7 @@ class Archive:
         if document.ending.how == "running":
             raise FlowbenchError(
                 f"run {document.run_id} has no ending: it still runs or was killed, and a store keeps what changes no more;"
-                " finish it with flowbench run --resume, then add it"
+                f" finish it with flowbench {'run' if document.comparison is None else 'compare'} --resume, then add it"
             )
         name = f"{document.run_id}.json"
         if not FILE_NAME.fullmatch(name):

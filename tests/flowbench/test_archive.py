@@ -22,7 +22,7 @@ from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
 from flowbench.record.document import document_text
 from flowbench.record import store as record_store
-from flowbench.record.run import Ending, RunDocument
+from flowbench.record.run import Ending, RunDocument, Side, SidesCompared
 
 DONE = Ending("complete", "2026-11-29T13:01:00+00:00", None)
 
@@ -53,8 +53,12 @@ def test_a_document_is_kept_as_it_is_and_never_changes(document: RunDocument, ar
 
 
 def test_what_may_still_change_and_ids_that_are_paths_are_refused(document: RunDocument, archive: Archive) -> None:
-    with pytest.raises(FlowbenchError, match="has no ending"):
-        archive.add(replace(document, ending=Ending("running", None, None)))
+    unfinished, side = replace(document, ending=Ending("running", None, None)), Side("a", None)
+    with pytest.raises(FlowbenchError, match="has no ending.*; finish it with flowbench run --resume, then add it$"):
+        archive.add(unfinished)
+    sides = SidesCompared(side, side, 0.01, 1, 1, {}, {})
+    with pytest.raises(FlowbenchError, match="has no ending.*; finish it with flowbench compare --resume, then add it$"):
+        archive.add(replace(unfinished, comparison=sides))
     with pytest.raises(FlowbenchError, match="cannot be a file's name"):
         archive.add(replace(document, run_id="../../evil"))
     with pytest.raises(FlowbenchError, match=r"no run '\.\./store/index' is in"):
