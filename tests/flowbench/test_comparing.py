@@ -248,7 +248,9 @@ def test_a_stopped_comparison_goes_on_only_with_the_same_sides(
     with store.held(path), pytest.raises(FlowbenchError, match="another process is writing this run"):
         comparing.compare(None, None, Request(), None, (), resume=link)
     assert "go on with flowbench run --resume" in refusal(doc=tmp_path / "plain.json")
-    assert "has ended (the cap of 9 s was reached), and its verdicts stand" in refusal(doc=tmp_path / "capped.json")
+    for request in (NOTHING, Request(wall_cap_s=900.0)):  # more time makes no verdict open again
+        said = refusal(request=request, doc=tmp_path / "capped.json")
+        assert "has ended (the cap of 9 s was reached), and its verdicts stand" in said
     assert "compares 'quick' with 'working tree', asked for 'quick' with 'slow'" in refusal("quick", "slow")
     assert "steps 3, asked for 4;" in refusal("quick", None, dataclasses.replace(REQUEST, steps=4))
     assert "pairs 6, asked for 7;" in refusal(request=Request(pairs=7))
