@@ -17,7 +17,6 @@ from flowbench.errors import FlowbenchError, room
 from flowbench.record.document import document_text
 from flowbench.record.run import RunDocument
 
-
 # The bytes of a file's name up to which names made from it have room too: a file system takes 255, some of them 143.
 _LONGEST_NAME = 100
 

@@ -20,8 +20,8 @@ from flowbench.archive.folder import Archive
 from flowbench.commands import storing
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
-from flowbench.record.document import document_text
 from flowbench.record import store as record_store
+from flowbench.record.document import document_text
 from flowbench.record.run import Ending, RunDocument, Side, SidesCompared
 
 DONE = Ending("complete", "2026-11-29T13:01:00+00:00", None)
@@ -54,10 +54,12 @@ def test_a_document_is_kept_as_it_is_and_never_changes(document: RunDocument, ar
 
 def test_what_may_still_change_and_ids_that_are_paths_are_refused(document: RunDocument, archive: Archive) -> None:
     unfinished, side = replace(document, ending=Ending("running", None, None)), Side("a", None)
-    with pytest.raises(FlowbenchError, match="has no ending.*; finish it with flowbench run --resume, then add it$"):
+    with pytest.raises(FlowbenchError, match=r"has no ending.*; finish it with flowbench run --resume, then add it$"):
         archive.add(unfinished)
     sides = SidesCompared(side, side, 0.01, 1, 1, {}, {})
-    with pytest.raises(FlowbenchError, match="has no ending.*; finish it with flowbench compare --resume, then add it$"):
+    with pytest.raises(
+        FlowbenchError, match=r"has no ending.*; finish it with flowbench compare --resume, then add it$"
+    ):
         archive.add(replace(unfinished, comparison=sides))
     with pytest.raises(FlowbenchError, match="cannot be a file's name"):
         archive.add(replace(document, run_id="../../evil"))
@@ -144,7 +146,9 @@ def test_a_store_is_read_without_its_index_being_written(
         assert storing.add(archive.folder, [other]) == (f"1 run added to {archive.folder}", [])
         assert ids(archive) == ["run-1", "run-2"]
         assert not index.is_file()
-        with pytest.raises(FlowbenchError, match=r"; (free some space or )?take a store in a folder that can be written$"):
+        with pytest.raises(
+            FlowbenchError, match=r"; (free some space or )?take a store in a folder that can be written$"
+        ):
             storing.reindex(archive.folder)
     assert not list(archive.folder.glob(".index*"))
 

@@ -488,7 +488,9 @@ def test_noise_that_cannot_be_kept_says_where_else_and_that_the_sittings_are(
 
 def test_sittings_are_not_kept_where_noise_floors_are(tmp_path: Path) -> None:
     out = tmp_path / "state" / "x" / ".." / "flowbench" / "noise.json"
-    with pytest.raises(FlowbenchError, match=r"noise\.json is where noise floors are kept: choose another file with --out"):
+    with pytest.raises(
+        FlowbenchError, match=r"noise\.json is where noise floors are kept: choose another file with --out"
+    ):
         false_alarms.aa(REQUEST, 1, (), False, out, ())
     assert not (tmp_path / "state").exists()
 

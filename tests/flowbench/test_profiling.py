@@ -194,9 +194,7 @@ def test_a_profile_that_is_kept_overwrites_nothing_that_others_write(
     held = store.held
     with monkeypatch.context() as patch:
         patch.setattr(explaining, "_profiled", profiled)
-        patch.setattr(
-            store, "held", lambda path: held_late(path) if not store.lock_path(path).exists() else held(path)
-        )
+        patch.setattr(store, "held", lambda path: held_late(path) if not store.lock_path(path).exists() else held(path))
         explaining.show(path, "flow", keep=True)
     kept = read_document(path)
     assert kept.findings == later.findings

@@ -159,7 +159,10 @@ def test_a_place_that_knows_no_locks_is_named(tmp_path: Path, monkeypatch: pytes
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(store.fcntl, "flock", refused)
-    with pytest.raises(FlowbenchError, match=r"run\.json\S*\.lock: No locks available"), store.held(tmp_path / "run.json"):
+    with (
+        pytest.raises(FlowbenchError, match=r"run\.json\S*\.lock: No locks available"),
+        store.held(tmp_path / "run.json"),
+    ):
         pytest.fail("held without a lock")
 
 
