@@ -141,9 +141,10 @@ class Sitting:
         from flowbench.record import store
 
         document = dataclasses.replace(self.plan, cells=tuple(cells))
-        path = store.create(self._out, document)
-        with ProgressDisplay(document) as display:
-            return run_session(path, document, display), path
+        with store.way_out("choose another folder with --flowbench-out"):
+            path = store.create(self._out, document)
+            with ProgressDisplay(document) as display:
+                return run_session(path, document, display), path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ at once, or one that is killed at any moment, lose nothing. What else lies in th
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -29,11 +28,12 @@ from flowbench.record.document import DocumentError, document_text, parse_docume
 from flowbench.record.points import ImportedPoint, Point
 from flowbench.record.quantities import Moment, instant
 from flowbench.record.run import RunDocument
-from flowbench.record.store import write_whole
+from flowbench.record.store import WriteError, way_out, write_whole
 
 INDEX_SCHEMA = "flowbench.store_index"
 IMPORTED_SCHEMA = "flowbench.imported"
 VERSION = 1
+_WAY_OUT = "take a store in a folder that can be written"
 FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}\.json")
 
 
@@ -78,12 +78,18 @@ class Archive:
         self.runs = folder / "runs"
         self.imports = folder / "imported"
 
+    def files(self) -> Iterator[Path]:
+        """All files that reading the store reads, and whatever else lies among them."""
+        yield from (self.folder / "index.json", self.folder / "pruned.txt")
+        for folder in (self.runs, self.imports):
+            yield from _files(folder)
+
     def add(self, document: RunDocument) -> bool:
         """Keep `document`; False where the store has it already. Raises FlowbenchError for one that may still change."""
         if document.ending.how == "running":
             raise FlowbenchError(
                 f"run {document.run_id} has no ending: it still runs or was killed, and a store keeps what changes no more;"
-                " finish it with flowbench run --resume, then add it"
+                f" finish it with flowbench {'run' if document.comparison is None else 'compare'} --resume, then add it"
             )
         name = f"{document.run_id}.json"
         if not FILE_NAME.fullmatch(name):
@@ -130,15 +136,18 @@ class Archive:
     def contents(self, anew: bool = False) -> Contents:
         """What the store holds. The index is brought up to date on the way; with `anew` it is made from the documents alone.
 
-        Where nothing can be written the index stays as it is, and may only be read.
+        Where nothing can be written (no permission, no space, …) the store is read all the same; with `anew`, FlowbenchError.
         """
         if not self.folder.is_dir():
             return Contents((), (), ())
         with self.locked(only_to_read=not anew) as is_held:
             known = {} if anew else self._read_index()
             entries, strangers = self._entries(known)
-            if anew or (is_held and {entry.run_id: entry for entry in entries} != known):
+            if anew:
                 self._write_index(entries)
+            elif is_held and {entry.run_id: entry for entry in entries} != known:
+                with contextlib.suppress(WriteError):
+                    self._write_index(entries)
         imported, foreign = self._imported()
         return Contents(tuple(entries), imported, tuple(strangers + foreign))
 
@@ -151,24 +160,23 @@ class Archive:
         """Remember that these runs are not to come back."""
         both = self.pruned() | run_ids
         if both != self.pruned():
-            write_whole(self.folder / "pruned.txt", "".join(f"{run_id}\n" for run_id in sorted(both)))
+            self._write("pruned.txt", "".join(f"{run_id}\n" for run_id in sorted(both)))
 
     @contextlib.contextmanager
     def locked(self, only_to_read: bool = False) -> Iterator[bool]:
         """Hold the index against other processes; false where nothing can be written, and it is `only_to_read`."""
         path = self.folder / ".lock"
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
-        except OSError as error:
-            if only_to_read and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-                yield False
-                return
-            raise _unwritten(path, error) from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield True
-        finally:
-            os.close(descriptor)
+        with contextlib.ExitStack() as opened:
+            try:
+                descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+                opened.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                is_held = True
+            except OSError as error:
+                if not only_to_read:
+                    raise _unwritten(path, error) from None
+                is_held = False
+            yield is_held
 
     def _entries(self, known: dict[str, Entry]) -> tuple[list[Entry], list[Stranger]]:
         entries, strangers = [], []
@@ -206,7 +214,11 @@ class Archive:
 
     def _write_index(self, entries: list[Entry]) -> None:
         tree = {"schema": INDEX_SCHEMA, "schema_version": VERSION, "runs": encode(entries)}
-        write_whole(self.folder / "index.json", json.dumps(tree, allow_nan=False))
+        self._write("index.json", json.dumps(tree, allow_nan=False))
+
+    def _write(self, name: str, text: str) -> None:
+        with way_out(_WAY_OUT):
+            write_whole(self.folder / name, text)
 
 
 def read_imported(content: bytes, source: str) -> tuple[ImportedPoint, ...]:
@@ -266,6 +278,4 @@ def _explained(path: Path) -> Iterator[None]:
 
 
 def _unwritten(path: Path, error: OSError) -> FlowbenchError:
-    return FlowbenchError(
-        f"{path}: {error.strerror or error}; {room(error)}take a store in a folder that can be written"
-    )
+    return FlowbenchError(f"{path}: {error.strerror or error}; {room(error)}{_WAY_OUT}")

@@ -11,7 +11,7 @@ import click
 import flowbench
 from flowbench.commands.limits import limits_text as read_limits
 from flowbench.commands.noise import sure_floors, sure_shifts
-from flowbench.commands.running import OUT, check_place, interruptible, write_reports
+from flowbench.commands.running import OUT, check_place, interruptible, report_places, write_reports
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.compare import judge_document, matched_sides
 from flowbench.judge.documents import judge_documents
@@ -64,6 +64,7 @@ def compare(
     """
     limits_text = read_limits(limits)
     if limits_text is not None:  # before anything is measured
+        _check_apart(Path(limits_text[1]), resume)
         taken = {limit.exit_code for limit in parse_limits(*limits_text)}
         if unclear_exit_code in taken - {1}:
             raise FlowbenchError(
@@ -160,6 +161,15 @@ def measured(
             f"interrupted; what was measured is in {path}: flowbench compare {path} judges it,"
             f" flowbench compare --resume {path} goes on"
         ) from None
+
+
+def _check_apart(limits: Path, resume: Path | None) -> None:
+    """FlowbenchError where a report of the document that is gone on with would take the place of the limits."""
+    for place in report_places(store.followed(resume)) if resume is not None else ():
+        if store.is_same_file(limits, place):
+            raise FlowbenchError(
+                f"{limits} has the limits, and a report of {resume} would take its place: give it another name"
+            )
 
 
 def _compared(

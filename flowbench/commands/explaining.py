@@ -28,7 +28,8 @@ def show(path: Path, pattern: str, keep: bool) -> str:
     document = read_document(path)
     cells = _sides(document, pattern, str(path))
     if any(document.profile_of(cell) is None for cell in cells):
-        with store.held(path) if keep else nullcontext():
+        without = "leave --keep out to see the profile alone"
+        with store.way_out(without), store.held(path) if keep else nullcontext():
             document = read_document(path)  # as it is now that it is held
             missing = [cell for cell in cells if document.profile_of(cell) is None]
             document = _profiled(document, missing, str(path))

@@ -41,7 +41,7 @@ from flowbench.measure.refs import placed_copy
 from flowbench.measure.session import Watcher
 from flowbench.record import aa as record
 from flowbench.record import store
-from flowbench.record.noise import NoiseFloor, keep_floor, read_floors
+from flowbench.record.noise import NoiseFloor, keep_floor, noise_path, read_floors
 from flowbench.record.run import RunDocument
 from flowbench.report.words import counted
 
@@ -62,6 +62,8 @@ def aa(
 ) -> str:
     """Measure until the file `out` has so many sittings, and report; killed or interrupted, it goes on where it was."""
     done = 0
+    if store.is_same_file(out, noise_path()):
+        raise FlowbenchError(f"{out} is where noise floors are kept: choose another file with --out")
     try:
         with interruptible(), placed_copy(REPOSITORY) as head, record.held(out):
             document = plan_comparison(
@@ -83,11 +85,11 @@ def aa(
                     sitting = _sitting(document, places, load, display)
                 record.add(out, sitting)
                 done += 1
-                _keep(*record.read(out))
+                _keep(out)
                 click.echo(f"{done} of {sittings} sittings: {_brief(out)}", err=True)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted after {done} sittings, which are in {out}; the same command goes on") from None
-    _keep(*record.read(out))
+    _keep(out)
     return report(out)
 
 
@@ -232,11 +234,12 @@ def _brief(path: Path) -> str:
     return "; ".join(line for line in report(path).splitlines() if line.startswith(("false", "+")))
 
 
-def _keep(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> None:
-    """Keep the noise for comparisons on this machine, where there are enough sittings for one.
+def _keep(out: Path) -> None:
+    """Keep the noise of the sittings in `out` for comparisons on this machine, where there are enough of them.
 
     What a competing load of our own has done is no noise of the machine: as a margin it would hide changes from then on.
     """
+    setting, sittings = record.read(out)
     if len(sittings) < LEAST_SITTINGS or setting.load:
         return
     unchanged = evidence_of_sides(setting, sittings)["head"]
@@ -249,7 +252,11 @@ def _keep(setting: record.Setting, sittings: Sequence[record.AaSitting]) -> None
         measured=sittings[-1].started,
         shift=sitting_shift(unchanged),
     )
-    keep_floor(setting.machine, floor)
+    try:
+        keep_floor(setting.machine, floor)
+    except store.WriteError as error:
+        done = counted(len(sittings), "sitting")
+        raise FlowbenchError(f"{error}, and give the same command again: it goes on with the {done} in {out}") from None
 
 
 @contextmanager

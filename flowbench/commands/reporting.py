@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from flowbench.archive.folder import Archive
 from flowbench.commands.noise import sure_floors
 from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import judge_document
@@ -15,7 +17,7 @@ from flowbench.judge.series import Series
 from flowbench.judge.verdict import ComparisonSet
 from flowbench.record import store
 from flowbench.record.document import read_document
-from flowbench.record.noise import read_floors
+from flowbench.record.noise import noise_path, read_floors
 from flowbench.record.run import RunDocument
 from flowbench.report import BINARY, render, render_bytes
 from flowbench.report.style import SPECIAL, Style
@@ -35,6 +37,8 @@ def report(
     `base` is a run document to compare with. `store_folder` is a store of runs, whose history of the document's cells the
     HTML page shows.
     """
+    if output is not None:
+        _check_apart(output, _inputs(document, base, templates, store_folder))
     read = read_document(document)
     comparison = _comparison(read, document, base)
     history = read_history(store_folder) if store_folder else ()
@@ -112,6 +116,27 @@ def _comparison(document: RunDocument, path: Path, base: Path | None) -> Compari
     return judge_documents(other, document, noise_floors=sure_floors(read_floors(other.machine)))
 
 
+def _inputs(document: Path, base: Path | None, templates: Path | None, store_folder: Path | None) -> Iterator[Path]:
+    """The files that a report is made from."""
+    yield document
+    if base is not None:
+        yield from (base, noise_path())
+    if templates is not None and templates.is_dir():
+        yield from templates.iterdir()
+    if store_folder is not None:
+        yield from Archive(store_folder).files()
+
+
+def _check_apart(output: Path, inputs: Iterator[Path]) -> None:
+    """FlowbenchError where the report would take the place of a file that it is made from."""
+    if not output.is_file():  # also a terminal, which may be read from and written to
+        return
+    for path in inputs:
+        if store.is_same_file(output, path):
+            read = "is read for the report" if output == path else f"is {path}, which is read for the report"
+            raise FlowbenchError(f"{output} {read} and would be lost: choose another file with --out")
+
+
 def _write(output: Path, content: bytes) -> None:
     if output.exists() and not output.is_file():  # a device or a pipe, which must not be replaced by a file
         try:
@@ -121,4 +146,5 @@ def _write(output: Path, content: bytes) -> None:
                 f"cannot write {output}: {error.strerror or error}; choose another file with --out"
             ) from None
     else:
-        store.write_whole(output, content)
+        # What a link leads to, for the link may be the system's own: /dev/stdout is one.
+        store.write_whole(store.followed(output), content)

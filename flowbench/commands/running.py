@@ -122,16 +122,22 @@ def write_reports(path: Path, document: RunDocument, comparison: ComparisonSet |
 
     missing = templating.unavailable()
     written = [path]
-    for suffix, form in REPORTS:
+    for place, form in report_places(path).items():
         if form not in templating.FORMATS or missing is None:
-            store.write_whole(path.with_suffix(suffix), render(document, form, comparison=comparison))
-            written.append(path.with_suffix(suffix))
+            store.write_whole(place, render(document, form, comparison=comparison))
+            written.append(place)
     said = [
         render(document, "console", comparison=comparison, style=terminal_style()).rstrip("\n"),
         *(["", grid.write(facts_of(document))] if document.preset == "seed" else []),
         "written: " + ", ".join(map(str, written)),
     ]
     return "\n".join([*said, *([f"no Markdown, no HTML: {missing}"] if missing else [])])
+
+
+def report_places(path: Path) -> dict[Path, str]:
+    """Where the reports of the document at `path` are written, with their formats: never in its own place."""
+    name = path.stem if path.suffix == ".json" else path.name
+    return {path.with_name(f"{name}{suffix}"): form for suffix, form in REPORTS}
 
 
 def check_place(resume: Path, out: Path | None) -> None:

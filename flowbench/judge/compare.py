@@ -209,7 +209,8 @@ def _time_of(document: RunDocument, match: Matched, judged: Judgement | None) ->
     empty = Comparison(match.case, match.engine, label_of(document, match.case), STEP_TIME, Verdict.UNCLEAR, "")
     samples, other = (document.samples_of(cell) if cell else () for cell in (match.base, match.head))
     if judged is None:
-        ending = document.ending.reason or f"the sitting's ending is {document.ending.how!r}"
+        stopped = comparison_of(document).stopped.get(match.case.key)  # that the machine slept, say, ends no sitting
+        ending = stopped or document.ending.reason or f"the sitting's ending is {document.ending.how!r}"
         verdict, reason = missing_verdict(match, samples, other, ending)
         return replace(empty, verdict=verdict, reason=reason)
     plan, single = comparison_of(document), judged.mean.count < 2

@@ -113,6 +113,9 @@ class ComparisonSession(Session):
             self._round(case, pair, ("base", *in_question[case]), confirming[index + 1 :])
         self.finish("wall_cap" if reason else "complete", reason)
 
+    def closed(self, case: Case) -> str | None:
+        return comparison_of(self.document).stopped.get(case.key)
+
     def job(self, turn: Turn) -> Job:
         side = self.document.engine(turn.cell.engine).side
         place = self._places[side] if side else Place()

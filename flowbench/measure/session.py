@@ -136,10 +136,16 @@ class Session:
         turns = plan_turns(self.document.cells, self.document.protocol.pairs)
         reached = {sample.cell for sample in self.document.samples}
         unreached = dict.fromkeys(turn.cell for turn in turns if turn.cell.key not in reached)
-        left_out = tuple(NotMeasured(cell.label, f"{UNREACHED}: {reason or how}") for cell in unreached)
+        left_out = tuple(
+            NotMeasured(cell.label, f"{UNREACHED}: {self.closed(cell.case) or reason or how}") for cell in unreached
+        )
         before = tuple(one for one in self.document.not_measured if not one.reason.startswith(UNREACHED))
         finished = datetime.now(UTC).isoformat(timespec="seconds")
         self.write(not_measured=(*before, *left_out), ending=Ending(how, finished, reason))
+
+    def closed(self, case: Case) -> str | None:
+        """Why no more is measured of `case` though the sitting goes on; None where nothing but its end keeps from it."""
+        return None
 
     def measure(self, turns: Sequence[Turn], later: Sequence[Sequence[Turn]] = ()) -> None:
         """Measure turns of one round and case: one alone, or several whose groups take turns step by step.

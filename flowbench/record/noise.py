@@ -10,13 +10,15 @@ from typing import Annotated
 
 from flowbench.cell import Count
 from flowbench.codec import CodecError, Limit, decode, encode
-from flowbench.errors import FlowbenchError
+from flowbench.errors import FlowbenchError, room
 from flowbench.record import store
 from flowbench.record.quantities import Index, Moment, Text
 from flowbench.record.run import Machine
 
 # Who writes it holds it for moments: two sittings on one machine may end at the same time.
 _PATIENCE_S = 30.0
+
+_WAY_OUT = "set XDG_STATE_HOME to another folder"
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ def keep_floor(machine: Machine, floor: NoiseFloor, path: Path | None = None) ->
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FlowbenchError(f"cannot write {path}: {error.strerror or error}; set XDG_STATE_HOME") from None
-    with store.held(path, _PATIENCE_S):
+        raise store.WriteError(f"cannot write {path}: {error.strerror or error}", _WAY_OUT, room(error)) from None
+    with store.way_out(_WAY_OUT), store.held(path, _PATIENCE_S):
         floors = {**read_floors(machine, path), floor.cell: floor}
         others = [known for known in _read(path).machines if known.machine.differences(machine)]
         file = NoiseFile((*others, MachineNoise(machine, tuple(floors.values()))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import tempfile
@@ -16,13 +17,29 @@ from flowbench.errors import FlowbenchError, room
 from flowbench.record.document import document_text
 from flowbench.record.run import RunDocument
 
+# The bytes of a file's name up to which names made from it have room too: a file system takes 255, some of them 143.
+_LONGEST_NAME = 100
+
 
 class WriteError(FlowbenchError):
-    """A file that cannot be written: `what` says which and why, without the way out for a new one."""
+    """A file that cannot be written: `what` says which and why, without the way out for a new one.
 
-    def __init__(self, what: str, way_out: str) -> None:
-        super().__init__(f"{what}; {way_out}")
+    `first` is how any way out begins: that space is to be freed, or nothing.
+    """
+
+    def __init__(self, what: str, way_out: str, first: str = "") -> None:
+        super().__init__(f"{what}; {first}{way_out}")
         self.what = what
+        self.first = first
+
+
+@contextlib.contextmanager
+def way_out(words: str) -> Iterator[None]:
+    """What is said, meanwhile, to do about a file that cannot be written where --out does not choose its folder."""
+    try:
+        yield
+    except WriteError as error:
+        raise WriteError(error.what, words, error.first) from None
 
 
 def new_run_id(created: datetime) -> str:
@@ -54,10 +71,18 @@ def followed(path: Path) -> Path:
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
+def is_same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, by whatever spelling or link; also where it is not there yet."""
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file by way of a temporary one beside it; raises FlowbenchError (no space, no permission, …)."""
     with _explained(path):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=hidden_name(path))
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
@@ -72,10 +97,22 @@ def write_whole(path: Path, content: str | bytes) -> None:
         _sync_directory(path.parent)
 
 
+def hidden_name(path: Path) -> str:
+    """How the names of hidden files beside `path` begin that are about it: its whole name, or a digest of a long one."""
+    name = os.fsencode(path.name)
+    return f".{path.name}." if len(name) <= _LONGEST_NAME else f".{hashlib.sha256(name).hexdigest()[:32]}."
+
+
+def lock_path(path: Path) -> Path:
+    """The file that is there while another is held. No other program has files of such a name: at the end it is removed."""
+    path = followed(path)
+    return path.parent / f"{hidden_name(path)}flowbench.lock"
+
+
 @contextlib.contextmanager
 def held(path: Path, patience_s: float = 0.0) -> Iterator[None]:
     """Hold a file against other writers; FlowbenchError where another process still writes it after `patience_s`."""
-    name, until = followed(path).with_suffix(".lock"), time.monotonic() + patience_s
+    name, until = lock_path(path), time.monotonic() + patience_s
     while True:
         lock = _locked(name)
         if lock is not None and _is_there(name, lock):
@@ -91,7 +128,8 @@ def held(path: Path, patience_s: float = 0.0) -> Iterator[None]:
     try:
         yield
     finally:
-        name.unlink(missing_ok=True)
+        if not os.fstat(lock).st_size:  # what is written in is somebody's after all
+            name.unlink(missing_ok=True)
         os.close(lock)
 
 
@@ -128,6 +166,5 @@ def _explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise WriteError(
-            f"cannot write {path}: {error.strerror or error}", f"{room(error)}choose another folder with --out"
-        ) from None
+        what = f"cannot write {path}: {error.strerror or error}"
+        raise WriteError(what, "choose another folder with --out", room(error)) from None

@@ -7,19 +7,22 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from flowbench import history
 from flowbench.archive import folder
 from flowbench.archive.folder import Archive
 from flowbench.commands import storing
 from flowbench.errors import FlowbenchError
 from flowbench.measure.plan import Request, plan_run
+from flowbench.record import store as record_store
 from flowbench.record.document import document_text
-from flowbench.record.run import Ending, RunDocument
+from flowbench.record.run import Ending, RunDocument, Side, SidesCompared
 
 DONE = Ending("complete", "2026-11-29T13:01:00+00:00", None)
 
@@ -50,8 +53,14 @@ def test_a_document_is_kept_as_it_is_and_never_changes(document: RunDocument, ar
 
 
 def test_what_may_still_change_and_ids_that_are_paths_are_refused(document: RunDocument, archive: Archive) -> None:
-    with pytest.raises(FlowbenchError, match="has no ending"):
-        archive.add(replace(document, ending=Ending("running", None, None)))
+    unfinished, side = replace(document, ending=Ending("running", None, None)), Side("a", None)
+    with pytest.raises(FlowbenchError, match=r"has no ending.*; finish it with flowbench run --resume, then add it$"):
+        archive.add(unfinished)
+    sides = SidesCompared(side, side, 0.01, 1, 1, {}, {})
+    with pytest.raises(
+        FlowbenchError, match=r"has no ending.*; finish it with flowbench compare --resume, then add it$"
+    ):
+        archive.add(replace(unfinished, comparison=sides))
     with pytest.raises(FlowbenchError, match="cannot be a file's name"):
         archive.add(replace(document, run_id="../../evil"))
     with pytest.raises(FlowbenchError, match=r"no run '\.\./store/index' is in"):
@@ -83,26 +92,65 @@ def test_reading_uses_the_index_and_reindex_does_not(document: RunDocument, arch
     assert archive.contents(anew=True).entries[0].created.startswith("2026")
 
 
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EDQUOT])
 def test_where_nothing_can_be_written_a_store_is_read(
-    document: RunDocument, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    number: int, document: RunDocument, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive.add(document)
 
     def read_only(path: str, flags: int, *mode: int) -> int:
         if flags & os.O_CREAT:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            raise OSError(number, os.strerror(number))
         return real(path, flags, *mode)
 
     real = os.open
     monkeypatch.setattr(folder.os, "open", read_only)
     assert ids(archive) == ["run-1"]
     assert [path.name for path in archive.folder.iterdir()] == ["runs"]
-    said = r"\.lock: Read-only file system; take a store in a folder that can be written"
+    room = "free some space or " if number in (errno.ENOSPC, errno.EDQUOT) else ""
+    said = rf"\.lock: {os.strerror(number)}; {room}take a store in a folder that can be written"
     with pytest.raises(FlowbenchError, match=said):
         storing.reindex(archive.folder)
     with pytest.raises(FlowbenchError, match=said):
         storing.prune(archive.folder, 0, (), dry_run=False)
     assert ids(archive) == ["run-1"]
+
+
+@pytest.mark.parametrize("what", ["no lock", "no space", "a folder as lock", "a folder as index"])
+def test_a_store_is_read_without_its_index_being_written(
+    what: str, document: RunDocument, archive: Archive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive.add(document)
+    index, other, made = archive.folder / "index.json", tmp_path / "added.json", tempfile.mkstemp
+    other.write_text(document_text(replace(document, run_id="run-2")))
+
+    def without_lock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    def without_space(dir: Path, prefix: str) -> tuple[int, str]:
+        if prefix == ".index.json.":  # the document that is added still has room
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return made(dir=dir, prefix=prefix)
+
+    if what == "a folder as lock":
+        (archive.folder / ".lock").mkdir()
+    elif what == "a folder as index":
+        index.mkdir()
+    with monkeypatch.context() as patch:
+        if what == "no lock":
+            patch.setattr(folder.fcntl, "flock", without_lock)
+        elif what == "no space":
+            patch.setattr(record_store.tempfile, "mkstemp", without_space)
+        assert ids(archive) == ["run-1"]
+        assert history.show(archive.folder, None, None, "csv")[0].count("toy/linear/") == 3
+        assert storing.add(archive.folder, [other]) == (f"1 run added to {archive.folder}", [])
+        assert ids(archive) == ["run-1", "run-2"]
+        assert not index.is_file()
+        with pytest.raises(
+            FlowbenchError, match=r"; (free some space or )?take a store in a folder that can be written$"
+        ):
+            storing.reindex(archive.folder)
+    assert not list(archive.folder.glob(".index*"))
 
 
 def test_foreign_and_half_written_files_are_named_and_left_alone(document: RunDocument, archive: Archive) -> None:

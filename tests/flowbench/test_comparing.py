@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import lzma
+import os
 import re
 import subprocess
 import sys
@@ -245,7 +248,9 @@ def test_a_stopped_comparison_goes_on_only_with_the_same_sides(
     with store.held(path), pytest.raises(FlowbenchError, match="another process is writing this run"):
         comparing.compare(None, None, Request(), None, (), resume=link)
     assert "go on with flowbench run --resume" in refusal(doc=tmp_path / "plain.json")
-    assert "has ended (the cap of 9 s was reached), and its verdicts stand" in refusal(doc=tmp_path / "capped.json")
+    for request in (NOTHING, Request(wall_cap_s=900.0)):  # more time makes no verdict open again
+        said = refusal(request=request, doc=tmp_path / "capped.json")
+        assert "has ended (the cap of 9 s was reached), and its verdicts stand" in said
     assert "compares 'quick' with 'working tree', asked for 'quick' with 'slow'" in refusal("quick", "slow")
     assert "steps 3, asked for 4;" in refusal("quick", None, dataclasses.replace(REQUEST, steps=4))
     assert "pairs 6, asked for 7;" in refusal(request=Request(pairs=7))
@@ -258,6 +263,17 @@ def test_a_stopped_comparison_goes_on_only_with_the_same_sides(
     with pytest.raises(FlowbenchError, match="no BASE was given"):
         comparing.compare(None, None, Request(), tmp_path, ())
     assert read_document(path) == whole
+
+
+def test_no_report_takes_the_place_of_the_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = stopped(tmp_path, monkeypatch, "quick", rounds=0)
+    limits, link = path.with_suffix(".txt"), tmp_path / "limits"
+    limits.write_text("")
+    link.symlink_to(limits)
+    for given in (limits, link):
+        with pytest.raises(FlowbenchError, match=f"^{given} has the limits, and a report of .* would take its place"):
+            comparing.compare(None, None, Request(), None, (), resume=path, limits=given)
+    assert limits.read_text() == ""
 
 
 def test_the_wall_cap_counts_what_was_measured_before_a_pause(tmp_path: Path) -> None:
@@ -438,6 +454,45 @@ def test_aa_goes_on_where_it_was_killed_and_leaves_a_noise_floor(
         with pytest.raises(FlowbenchError, match="it keeps noise floors: delete it"):
             false_alarms.aa(request, 2, (0.5,), False, out, ())
     assert out.read_text() == whole, "that is said before a sitting is measured"
+
+
+def test_noise_that_cannot_be_kept_says_where_else_and_that_the_sittings_are(
+    tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, made = tmp_path / "aa.jsonl", store.tempfile.mkstemp
+    content = lzma.decompress((repository / "reports" / "aa-2-cores" / "unchanged.jsonl.xz").read_bytes())
+    out.write_bytes(b"\n".join(content.splitlines()[:11]) + b"\n")
+
+    def refusal() -> str:
+        with pytest.raises(FlowbenchError) as refused:
+            false_alarms._keep(out)
+        return str(refused.value)
+
+    def full(**how: object) -> tuple[int, str]:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    noise = tmp_path / "state" / "flowbench" / "noise.json"
+    again = f"give the same command again: it goes on with the 10 sittings in {out}"
+    monkeypatch.setattr(store.tempfile, "mkstemp", full)
+    assert refusal() == (
+        f"cannot write {noise}: No space left on device; free some space or set XDG_STATE_HOME to another folder, and {again}"
+    )
+    noise.parent.rmdir()
+    noise.parent.write_text("")
+    assert refusal() == f"cannot write {noise}: File exists; set XDG_STATE_HOME to another folder, and {again}"
+    monkeypatch.setattr(store.tempfile, "mkstemp", made)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    false_alarms._keep(out)
+    assert (tmp_path / "elsewhere" / "flowbench" / "noise.json").is_file()
+
+
+def test_sittings_are_not_kept_where_noise_floors_are(tmp_path: Path) -> None:
+    out = tmp_path / "state" / "x" / ".." / "flowbench" / "noise.json"
+    with pytest.raises(
+        FlowbenchError, match=r"noise\.json is where noise floors are kept: choose another file with --out"
+    ):
+        false_alarms.aa(REQUEST, 1, (), False, out, ())
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_sitting_of_too_few_pairs_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -339,6 +339,25 @@ def test_a_round_that_the_machine_sleeps_through_again_and_again_closes_its_case
     assert sitting.document.comparison is not None
     assert list(sitting.document.comparison.stopped.values()) == ["the machine slept through round 1 3 times"]
     assert [finding.kind for finding in sitting.document.findings] == ["sleep"] * 3
+    (time,) = judge_document(sitting.document).times
+    assert time.reason == "head was not measured: the machine slept through round 1 3 times"
+    left_out = {one.reason for one in sitting.document.not_measured}
+    assert left_out == {"the sitting ended before it: the machine slept through round 1 3 times"}
+
+
+def test_the_cap_is_not_named_for_what_the_machine_slept_through(tmp_path: Path) -> None:
+    request = replace(REQUEST, batch_sizes=(4, 2))
+    document = plan_comparison(request, (), Side("a", None), Side("b", None), {})
+    document = replace(document, protocol=replace(document.protocol, wall_cap_s=470.0))
+    sitting = MadeUp(store.create(tmp_path, document), document, noisy, 8, Listening())
+    readings = iter([0, 60, 120, 180, 240, 300])  # before and after each of the first three
+    sitting._clocks = lambda: Counters(0, 0, 0, 0, 0, next(readings, 360))
+    sitting.run()
+    assert sitting.document.ending.reason == "the cap of 470 s was reached"
+    slept, capped = judge_document(sitting.document).times
+    assert slept.reason == "head was not measured: the machine slept through round 1 3 times"
+    assert capped.pairs > 0
+    assert "the machine slept" not in capped.reason
 
 
 def test_what_disturbs_a_round_is_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

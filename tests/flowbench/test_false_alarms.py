@@ -232,6 +232,18 @@ def test_files_that_hold_no_sittings(tmp_path: Path, content: bytes) -> None:
         aa.read(tmp_path / "none")
 
 
+@pytest.mark.parametrize("name", ["a.lock", "poetry.jsonl"])
+def test_sittings_are_kept_under_any_name_and_beside_any_file(repository: Path, tmp_path: Path, name: str) -> None:
+    setting, sittings = aa.read(repository / "reports" / "aa-2-cores" / "unchanged.jsonl.xz")
+    beside = tmp_path / "poetry.lock"
+    beside.write_text("poetry's")
+    with aa.held(tmp_path / name):
+        aa.begin(tmp_path / name, setting)
+        aa.add(tmp_path / name, sittings[0])
+    assert aa.read(tmp_path / name) == (setting, sittings[:1])
+    assert beside.read_text() == "poetry's"
+
+
 def test_a_file_of_sittings_is_begun_once_and_by_one(repository: Path, tmp_path: Path) -> None:
     kept = repository / "reports" / "aa-2-cores" / "unchanged.jsonl.xz"
     setting, sittings = aa.read(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import subprocess
@@ -224,13 +225,31 @@ def test_a_profile_that_is_kept_overwrites_nothing_that_others_write(
     held = store.held
     with monkeypatch.context() as patch:
         patch.setattr(explaining, "_profiled", profiled)
-        patch.setattr(
-            store, "held", lambda path: held_late(path) if not path.with_suffix(".lock").exists() else held(path)
-        )
+        patch.setattr(store, "held", lambda path: held_late(path) if not store.lock_path(path).exists() else held(path))
         explaining.show(path, "flow", keep=True)
     kept = read_document(path)
     assert kept.findings == later.findings
     assert len(kept.profiles) == 1
+
+
+def test_a_profile_that_cannot_be_kept_says_how_to_see_it(
+    document: RunDocument, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(document_text(document))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(
+        explaining, "_profiled", lambda seen, cells, _: replace(seen, profiles=(side(cells[0].key, 3.0, 0),))
+    )
+    monkeypatch.setattr(store.os, "fsync", full)
+    way_out = "free some space or leave --keep out to see the profile alone"
+    with pytest.raises(FlowbenchError, match=rf"^cannot write {path}: No space left on device; {way_out}$"):
+        explaining.show(path, "flow", keep=True)
+    assert explaining.show(path, "flow", keep=False)
+    assert read_document(path) == document
 
 
 def test_an_old_document_is_not_explained_by_todays_code(document: RunDocument, tmp_path: Path) -> None:

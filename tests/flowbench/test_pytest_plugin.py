@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_written_fails_each_test_and_measures_once(suite
     (suite.path / "out").write_text("a file in the way")
     result = run(suite)
     result.assert_outcomes(errors=2)
-    result.stdout.fnmatch_lines(["*cannot write out/*"])
+    result.stdout.fnmatch_lines(["*cannot write out/*; choose another folder with --flowbench-out"])
 
 
 def test_other_tests_are_left_alone(suite: pytest.Pytester) -> None:

@@ -61,7 +61,7 @@ def measure(tmp_path: Path, *engines: str, **changes: object) -> RunDocument:
     measured = run_session(path, document, Silent())
     assert read_document(path) == measured
     assert not marked(measured.run_id)
-    assert not path.with_suffix(".lock").exists()
+    assert list(tmp_path.glob(".*")) == [], "no lock is left"
     return measured
 
 

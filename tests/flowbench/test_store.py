@@ -101,7 +101,7 @@ def test_a_link_is_its_document_under_another_name(document: RunDocument, tmp_pa
 def test_a_lock_that_its_holder_took_away_meanwhile_holds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lock, calls, flock = tmp_path / "run.lock", [], fcntl.flock
+    lock, calls, flock = store.lock_path(tmp_path / "run.json"), [], fcntl.flock
 
     def late(descriptor: int, operation: int) -> None:
         if not calls:
@@ -119,12 +119,50 @@ def test_a_lock_that_its_holder_took_away_meanwhile_holds_nothing(
     assert not lock.exists()
 
 
+@pytest.mark.parametrize("name", ["k", "k.lock", ".lock", "k.jsonl", ".k.lock", "k.LOCK.json", "lock"])
+def test_holding_a_file_touches_no_other_and_not_itself(name: str, tmp_path: Path) -> None:
+    files = {tmp_path / one for one in (name, "k", "k.lock", "k.json.lock", ".k.lock", f".{name}.lock", "poetry.lock")}
+    for path in files:
+        path.write_text(path.name)
+    with store.held(tmp_path / name), store.held(tmp_path / "other"), store.held(tmp_path / "poetry.jsonl"):
+        assert {path for path in tmp_path.iterdir() if path.suffix != ".lock" or path in files} == files
+        with pytest.raises(FlowbenchError, match="another process is writing"), store.held(tmp_path / name):
+            pass
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == {path: path.name for path in files}
+
+
+def test_a_lock_that_somebody_wrote_in_stays(tmp_path: Path) -> None:
+    lock = store.lock_path(tmp_path / "k")
+    lock.write_text("mine")
+    with store.held(tmp_path / "k"):
+        pass
+    assert lock.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["n" * 250 + ".json", "n" * 140, "ä" * 127, "n" * 100, "n" * 101])
+def test_the_longest_names_are_held_and_written_too(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text("old")
+    with store.held(path):
+        store.write_whole(path, "new")
+        names = {one.name for one in tmp_path.iterdir()}
+        with store.held(tmp_path / ("m" + name[1:])):
+            pass
+        with pytest.raises(FlowbenchError, match="another process is writing"), store.held(path):
+            pass
+    assert max(len(one.encode()) for one in names - {name}) < 140, "some file systems take no more"
+    assert {one.name: one.read_text() for one in tmp_path.iterdir()} == {name: "new"}
+
+
 def test_a_place_that_knows_no_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(store.fcntl, "flock", refused)
-    with pytest.raises(FlowbenchError, match=r"run\.lock: No locks available"), store.held(tmp_path / "run.json"):
+    with (
+        pytest.raises(FlowbenchError, match=r"run\.json\S*\.lock: No locks available"),
+        store.held(tmp_path / "run.json"),
+    ):
         pytest.fail("held without a lock")
 
 

@@ -76,6 +76,64 @@ def test_a_file_that_is_there_is_replaced_whole(flowbench: Callable, tmp_path: P
     assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
 
 
+def test_a_link_leads_to_the_file_that_is_written(flowbench: Callable, tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text("old")
+    (tmp_path / "link").symlink_to("x.html")
+    assert flowbench("--format", "html", "-o", "link") == (0, "", "")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "x.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("spelling", ["d.json", "x/../d.json", "soft", "hard", "x/folder/d.json"])
+@pytest.mark.parametrize("role", ["document", "base", "linked document"])
+def test_a_report_never_takes_the_place_of_a_document_it_is_made_of(
+    spelling: str, role: str, run_file: Path, tmp_path: Path, flowbench: Callable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    whole = run_file.read_text()
+    (tmp_path / "x").mkdir()
+    (tmp_path / "d.json").write_text(whole)
+    (tmp_path / "soft").symlink_to("d.json")
+    os.link(tmp_path / "d.json", tmp_path / "hard")
+    (tmp_path / "x" / "folder").symlink_to(tmp_path)
+    documents = {"document": ["d.json"], "base": [str(run_file), "d.json"], "linked document": ["soft"]}[role]
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["report", *documents, "--format", "html", "-o", spelling])
+    assert stop.value.code == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    read = "is read" if spelling == documents[-1] else f"is {documents[-1]}, which is read"
+    assert line == f"flowbench: {spelling} {read} for the report and would be lost: choose another file with --out"
+    assert (tmp_path / spelling).read_text() == (tmp_path / "d.json").read_text() == whole
+    assert (tmp_path / "soft").is_symlink()
+
+
+@pytest.mark.parametrize("place", ["t/page.html.j2", "kept/runs/1.json", "kept/index.json", "flowbench/noise.json"])
+def test_nor_of_a_template_a_store_or_the_noise_floors(
+    place: str, flowbench: Callable, tmp_path: Path, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).write_text("it")
+    status, _, err = flowbench(str(run_file), "--templates", "t", "--store", "kept", "--format", "html", "-o", place)
+    assert status == 2
+    assert f"{place} is " in err
+    assert err.endswith("is read for the report and would be lost: choose another file with --out\n")
+    assert (tmp_path / place).read_text() == "it"
+
+
+def test_reports_of_a_document_of_any_name_lie_beside_it(run_file: Path, tmp_path: Path) -> None:
+    whole = run_file.read_text()
+    for name in ("d.json", "d.txt", "d.md", "d.html", "d", "d.v1"):
+        (tmp_path / "out").mkdir(exist_ok=True)
+        path = tmp_path / "out" / name
+        path.write_text(whole)
+        text = running.write_reports(path, read_document(path))
+        beside = [f"{'d' if name == 'd.json' else name}{suffix}" for suffix in (".txt", ".md", ".html")]
+        assert text.splitlines()[-1] == "written: " + ", ".join(str(path.with_name(one)) for one in (name, *beside))
+        assert path.read_text() == whole
+        assert {one.name for one in path.parent.iterdir()} == {name, *beside}
+        path.parent.rename(tmp_path / f"seen {name}")
+
+
 class TestTemplates:
     """A folder of the user's in place of our templates."""
 
