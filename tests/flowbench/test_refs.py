@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,10 +17,12 @@ import pytest
 from flowbench.archive import git_branch
 from flowbench.commands import bisection
 from flowbench.errors import FlowbenchError
-from flowbench.measure import refs
+from flowbench.measure import plan, refs
 from flowbench.measure.refs import held_folder, placed_copy, placed_sides
+from flowbench.measure.resumption import differences
 from flowbench.record import machine
 from flowbench.record.machine import read_git
+from flowbench.record.run import Git
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -267,6 +270,42 @@ def test_a_full_disk_is_said_whoever_writes_there(
         pass
     assert not isinstance(error.value, refs.SideError), "a search does not skip the commit"
     assert list(cache.iterdir()) == []
+
+
+@pytest.fixture
+def of_another_owner(repository: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The repository is to git as if another user owned it; how that is allowed."""
+    for scope in ("GLOBAL", "SYSTEM"):
+        monkeypatch.setenv(f"GIT_CONFIG_{scope}", os.devnull)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    if subprocess.run(["git", "-C", repository, "rev-parse"], capture_output=True).returncode == 0:
+        pytest.skip("this git reads repositories of any owner")
+    return f"git config --global --add safe.directory {repository}"
+
+
+def test_a_run_whose_commit_git_refuses_to_tell_says_so(
+    repository: Path, of_another_owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan.flowbench, "__file__", str(repository / "__init__.py"))
+    request = plan.Request(preset="smoke", reference="none", threads=1)
+    document = plan.plan_run(request, ())
+    assert document.git is None
+    (found,) = [one for one in document.findings if one.kind == "commit"]
+    assert found.message.startswith("the commit that is measured is not known: fatal: detected dubious ownership")
+    assert found.message.endswith(of_another_owner)
+    known = replace(document, git=Git("a" * 40, None, False))
+    (what,) = differences(known, request)
+    assert what.startswith(f"commit: {'a' * 40} / not known (fatal: detected dubious ownership")
+
+
+def test_why_a_commit_is_not_known(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.why_no_commit(repository / "framework") is None
+    (tmp_path / "new").mkdir()
+    git(tmp_path / "new", "init", "-q")
+    assert (machine.why_no_commit(tmp_path / "new") or "").startswith("fatal: ambiguous argument 'HEAD'")
+    monkeypatch.setenv("PATH", "")
+    assert machine.why_no_commit(tmp_path) is None
+    assert machine.why_no_commit(repository) == "git does not run: No such file or directory"
 
 
 def test_in_a_git_hook_nothing_is_written_into_the_index_of_the_commit_that_is_made(
