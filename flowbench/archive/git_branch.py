@@ -16,7 +16,7 @@ from pathlib import Path
 
 from flowbench.archive.folder import FILE_NAME, Archive, Stranger, read_imported
 from flowbench.errors import FlowbenchError
-from flowbench.git import git_environment
+from flowbench.git import advice, git_environment
 from flowbench.record.document import parse_document
 
 BRANCH = "flowbench-runs"
@@ -169,7 +169,7 @@ class _Git:
         """What the command prints; raises FlowbenchError with git's last line where it fails."""
         done = self._done(arguments, stdin, index)
         if done.returncode != 0:
-            way_out = _WAYS_OUT.get(arguments[0], "")
+            way_out = advice(done.stderr.decode(errors="replace")) or _WAYS_OUT.get(arguments[0], "")
             raise FlowbenchError(f"git {arguments[0]} failed in {self._directory}: {_last_line(done)}{way_out}")
         return done.stdout.decode(errors="replace").strip()
 

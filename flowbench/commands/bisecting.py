@@ -18,6 +18,7 @@ from flowbench.commands.bisection import Judged, Step, bisect, describe
 from flowbench.errors import FlowbenchError, Interrupted
 from flowbench.judge.series import fits
 from flowbench.judge.verdict import Comparison, ComparisonSet, Quantity, Verdict
+from flowbench.measure.places import PlaceError
 from flowbench.measure.plan import NO_REFERENCE, Request, plan_run
 from flowbench.measure.refs import PACKAGE, SideError
 from flowbench.measure.resumption import differences
@@ -54,13 +55,17 @@ def search(
             repository, good, bad, OneQuantity(measure, what), _told, lambda text: click.echo(text, err=True)
         )
     except Interrupted:
-        raise Interrupted(
-            f"interrupted; what was measured is in {out}: the same command with --resume goes on"
-        ) from None
+        raise Interrupted(f"interrupted; {_goes_on(out)}") from None
+    except PlaceError as error:
+        raise PlaceError(f"{error}; {_goes_on(out)}") from None
     where = measure.kept.get(found.suspects[0]) if len(found.suspects) == 1 else None
     return describe(repository, found) + (
         f"measured in {where}: flowbench report or explain shows it\n" if where else ""
     )
+
+
+def _goes_on(out: Path) -> str:
+    return f"what was measured is in {out}: the same command with --resume goes on"
 
 
 class Sittings:

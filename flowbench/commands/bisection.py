@@ -16,7 +16,7 @@ from pathlib import Path
 from flowbench.errors import FlowbenchError
 from flowbench.git import git_environment
 from flowbench.judge.verdict import Verdict
-from flowbench.measure.refs import held_folder, pruned, resolve
+from flowbench.measure.refs import held_folder, pruned, resolve, unplaced, unread
 
 # How often a step that was not judged is measured before it is skipped.
 MOST_TRIES = 3
@@ -131,9 +131,12 @@ class _Git:
         self._directory = directory
 
     def run(self, *arguments: str, ok: tuple[int, ...] = (0,)) -> str:
-        """What git prints; raises FlowbenchError with its last line where it fails."""
+        """What git prints; raises FlowbenchError with its last line where it fails, PlaceError where the machine fails it."""
         done = self._done(*arguments)
         if done.returncode not in ok:
+            unwritten = unplaced(self._directory, done, "the search's worktree")
+            if unwritten is not None:
+                raise unwritten
             lines = (done.stderr or done.stdout).strip().splitlines()
             raise FlowbenchError(f"git {arguments[0]} failed in {self._directory}: {lines[-1][:300] if lines else ''}")
         return done.stdout.strip()
@@ -143,10 +146,9 @@ class _Git:
 
     def commit(self, ref: str) -> str:
         """The commit of a ref; raises FlowbenchError where there is none."""
-        if self.fails("rev-parse", "--git-dir"):
-            raise FlowbenchError(
-                f"{self._directory} is in no git repository, so there are no commits to search: run flowbench in a clone"
-            )
+        done = self._done("rev-parse", "--git-dir")
+        if done.returncode != 0:
+            raise unread(self._directory, done.stderr, "there are no commits to search: run flowbench in a clone")
         return resolve(self._directory, ref)
 
     def subject(self, commit: str) -> str:

@@ -97,7 +97,9 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
             f"--launcher-option {request.launcher_options[0]} is for --launcher, which is not given: name torchrun, mpirun or"
             " srun, or leave it out"
         )
-    created = datetime.now(UTC)
+    created, here = datetime.now(UTC), Path(flowbench.__file__).parent
+    git = fingerprint.read_git(here)
+    unknown = fingerprint.why_no_commit(here) if git is None else None
     return RunDocument(
         run_id=new_run_id(created),
         created=created.isoformat(timespec="seconds"),
@@ -110,12 +112,12 @@ def plan_run(request: Request, command: Sequence[str]) -> RunDocument:
             for engine_name, engine in engines.items()
         ),
         protocol=_protocol(preset, request, threads),
-        git=fingerprint.read_git(Path(flowbench.__file__).parent),
+        git=git,
         machine=machine,
         versions=fingerprint.read_versions(),
         cells=tuple(cells),
         samples=(),
-        findings=tuple(_notes(cells, machine)),
+        findings=tuple(_notes(cells, machine, unknown)),
         not_measured=tuple(not_measured),
         ending=Ending("running", None, None),
     )
@@ -213,8 +215,10 @@ def why_not(engine: Engine, question: Literal["unavailable", "unsupported"], *ab
         return str(error)
 
 
-def _notes(cells: Sequence[Cell], machine: Machine) -> Iterator[Finding]:
-    """What is known before anything is measured and may spoil it."""
+def _notes(cells: Sequence[Cell], machine: Machine, no_commit: str | None) -> Iterator[Finding]:
+    """What is known before anything is measured and may spoil it; `no_commit` is why the commit is not known, if it is not."""
+    if no_commit is not None:
+        yield Finding("commit", f"the commit that is measured is not known: {no_commit}", None, None)
     skipped = skipped_engines()
     for name in dict.fromkeys(cell.engine for cell in cells):
         if name in skipped:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import os
 import shutil
@@ -16,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowbench.errors import FlowbenchError, room
-from flowbench.git import git_environment
+from flowbench.errors import FlowbenchError, used_up
+from flowbench.git import git_environment, reason, why_unread
+from flowbench.measure.places import Needed, PlaceError, checkout_fault, unwritten
 from flowbench.measure.processes import child_environment
 from flowbench.record.machine import read_git
 from flowbench.record.run import Git, Side
@@ -32,6 +32,8 @@ _LOCK = "lock"
 _LOCKLESS_S = 600.0
 # From asking git to end, when we are ended, to ending it.
 _GRACE_S = 5.0
+# What most file systems give to a file that is not empty, at least.
+_BLOCK_BYTES = 4096
 
 
 class SideError(FlowbenchError):
@@ -55,8 +57,8 @@ def placed_sides(repository: Path, base: str, head: str | None) -> Iterator[tupl
     """Both sides, for as long as the context lasts: `base` is a git ref of `repository`, `head` one or None, the working tree.
 
     They lie in a folder of their own in the user's cache, which is removed at the end; one that a killed process left is
-    removed by the next. Raises FlowbenchError for a ref that is unknown, and SideError for one that has no framework, or whose
-    framework does not import.
+    removed by the next. Raises FlowbenchError for a ref that is unknown, SideError for one that has no framework, or whose
+    framework does not import, and PlaceError where the machine has no room for it.
     """
     root = _root(repository)
     asked = [(ref, None if ref is None else resolve(root, ref, _OR_DOCUMENT)) for ref in (base, head)]
@@ -90,8 +92,12 @@ def resolve(root: Path, ref: str, or_else: str = "") -> str:
 
     `or_else` is what else might have been given in its place.
     """
-    commit = None if ref.startswith("-") else _git(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    if commit is None:
+    if ref.startswith("-"):
+        done = None
+    else:
+        done = _run(root, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if done is None or done.returncode != 0:
+        git_says = f" (git: {reason(done.stderr)})" if done and done.stderr.strip() else ""
         shallow = _git(root, "rev-parse", "--is-shallow-repository") == "true"
         way_out = (
             "this clone is shallow: git fetch --unshallow (in a workflow: fetch-depth: 0)"
@@ -99,9 +105,9 @@ def resolve(root: Path, ref: str, or_else: str = "") -> str:
             else "see git branch --all, git tag; a remote's branch may have to be fetched first"
         )
         raise FlowbenchError(
-            f"unknown ref {ref!r}, expected a branch, tag or commit of {root.resolve()}{or_else}: {way_out}"
+            f"unknown ref {ref!r}, expected a branch, tag or commit of {root.resolve()}{or_else}{git_says}: {way_out}"
         )
-    return commit
+    return done.stdout.strip()
 
 
 @contextlib.contextmanager
@@ -120,13 +126,22 @@ def pruned(root: Path) -> Iterator[None]:
 
 
 def _root(repository: Path) -> Path:
-    root = _git(repository, "rev-parse", "--show-toplevel")
-    if root is None:
-        raise FlowbenchError(
-            f"{repository} is in no git repository, so there are no refs to compare: run flowbench in a clone, or compare two"
-            " run documents"
+    done = _run(repository, "rev-parse", "--show-toplevel")
+    if done.returncode != 0:
+        raise unread(
+            repository,
+            done.stderr,
+            "there are no refs to compare: run flowbench in a clone, or compare two run documents",
         )
-    return Path(root)
+    return Path(done.stdout.strip())
+
+
+def unread(directory: Path, said: str, therefore: str) -> FlowbenchError:
+    """The error for a folder in which git reads no repository, from what it said: there is none, or it refuses it."""
+    why = why_unread(said)
+    if why is None:
+        return FlowbenchError(f"{directory} is in no git repository, so {therefore}")
+    return FlowbenchError(f"git does not read the repository of {directory}: {why}")
 
 
 @contextlib.contextmanager
@@ -150,7 +165,7 @@ def _new_folder(cache: Path) -> tuple[Path, int]:
             folder = Path(tempfile.mkdtemp(dir=cache))
             lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR)
         except OSError as error:
-            raise _unwritten(cache, error) from None
+            raise unwritten(cache, error) from None
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / _LOCK).exists():
             return folder, lock
@@ -163,13 +178,7 @@ def _placing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unwritten(folder.parent, error) from None
-
-
-def _unwritten(cache: Path, error: OSError) -> FlowbenchError:
-    return FlowbenchError(
-        f"cannot write {cache}: {error.strerror or error}; {room(error)}set XDG_CACHE_HOME to another folder"
-    )
+        raise unwritten(folder.parent, error) from None
 
 
 def _cache() -> Path:
@@ -206,27 +215,44 @@ def _remove(folder: Path) -> None:
 def _check_out(root: Path, ref: str, commit: str, where: Path) -> Path:
     done = _run(root, "-c", "core.hooksPath=/dev/null", "worktree", "add", "--detach", "--quiet", str(where), commit)
     if done.returncode != 0:
-        if os.strerror(errno.ENOSPC) in done.stderr:  # not the commit's fault: a search must not skip it
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        raise SideError(ref, f"ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
+        what = f"ref {ref!r}"
+        raise unplaced(root, done, what, commit) or SideError(
+            ref, f"{what} cannot be checked out: {reason(done.stderr)}"
+        )
     if (where / ".gitmodules").exists():
         done = _run(where, "submodule", "update", "--init", "--recursive", "--quiet")
         if done.returncode != 0:
-            raise SideError(ref, f"the submodules of ref {ref!r} cannot be checked out: {_last_line(done.stderr)}")
+            what = f"the submodules of ref {ref!r}"
+            raise unplaced(where, done, what) or SideError(ref, f"{what} cannot be checked out: {reason(done.stderr)}")
     return where
+
+
+def unplaced(
+    root: Path, done: subprocess.CompletedProcess[str], what: str, commit: str | None = None
+) -> PlaceError | None:
+    """The error for `what` that git, run in `root`, failed to check out into the cache; None where it is the commit's fault."""
+    repository = (root / (_git(root, "rev-parse", "--git-common-dir") or ".git")).resolve()
+    return checkout_fault(done, what, root, repository, _cache(), _needed(root, commit) if commit else Needed())
+
+
+def _needed(root: Path, commit: str) -> Needed:
+    """What the files of a commit take where nothing is put in their place, with the folders that they lie in."""
+    rows = [row.partition("\t") for row in (_git(root, "ls-tree", "-r", "-z", "--long", commit) or "").split("\0")]
+    sizes = [words.split()[-1] for words, _, _ in rows if words]
+    folders = {parent for _, _, name in rows if name for parent in Path(name).parents}
+    blocks = sum(-(-int(size) // _BLOCK_BYTES) for size in sizes if size.isdigit())
+    return Needed(blocks * _BLOCK_BYTES, len(sizes) + len(folders) + 1)  # git writes one of its own
 
 
 def _copy(root: Path, where: Path) -> Path:
     """The package of the working tree as it is now: edits made during the sitting change nothing."""
-    dirty = [
-        line.split()[-1] for line in (_git(root, "status", "--porcelain=v2") or "").splitlines() if _is_dirty(line)
-    ]
+    dirty = [line.split()[-1] for line in _said(root, "status", "--porcelain=v2").splitlines() if _is_dirty(line)]
     if dirty:
         raise FlowbenchError(
             f"submodule {dirty[0]!r} of the working tree has changes of its own, which no commit here tells:"
             " commit them there, or give head as a ref"
         )
-    names = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", PACKAGE) or ""
+    names = _said(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", PACKAGE)
     _copy_files(root, where, map(Path, filter(None, names.split("\0"))))
     return where
 
@@ -266,6 +292,13 @@ def _last_line(text: str) -> str:
     return lines[-1][:500] if lines else "it says nothing"
 
 
+def _said(directory: Path, *arguments: str) -> str:
+    done = _run(directory, *arguments)
+    if done.returncode != 0:
+        raise FlowbenchError(f"git {arguments[0]} failed in {directory}: {reason(done.stderr)}")
+    return done.stdout
+
+
 def _git(directory: Path, *arguments: str) -> str | None:
     done = _run(directory, *arguments)
     return done.stdout.strip() if done.returncode == 0 else None
@@ -281,9 +314,8 @@ def _run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             env=git_environment(),
         )  # fmt: skip
     except OSError as error:
-        raise FlowbenchError(
-            f"git does not run: {error.strerror or error}; install it, or compare two documents"
-        ) from None
+        way_out = used_up(error) or "; install it, or compare two documents"
+        raise FlowbenchError(f"git does not run: {error.strerror or error}{way_out}") from None
     with git:
         try:
             stdout, stderr = git.communicate()

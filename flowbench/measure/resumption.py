@@ -21,13 +21,16 @@ from flowbench.record.run import RESUMED, Ending, Finding, Protocol, RunDocument
 
 def differences(document: RunDocument, request: Request) -> list[str]:
     """In what measuring here and now, with what `request` asks for, would be another sitting: each in words."""
-    now, then = fingerprint.read_git(Path(flowbench.__file__).parent), document.git
+    here = Path(flowbench.__file__).parent
+    now, then = fingerprint.read_git(here), document.git
     found = [
         *_conflicts(request, document),
         *(f"machine's {text}" for text in document.machine.differences(fingerprint.read_machine())),
     ]
     if (then and then.commit) != (now and now.commit):
-        found.append(f"commit: {then and then.commit} / {now and now.commit}")
+        unknown = fingerprint.why_no_commit(here) if now is None else None
+        is_now = f"not known ({unknown})" if unknown else now and now.commit
+        found.append(f"commit: {then and then.commit} / {is_now}")
     elif (then and then.changes) != (now and now.changes):
         found.append("the uncommitted changes of the working tree are others")
     versions = fingerprint.read_versions()

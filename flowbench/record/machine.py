@@ -15,7 +15,8 @@ from pathlib import Path
 import psutil
 
 from flowbench import nvml
-from flowbench.git import git_environment
+from flowbench.errors import used_up
+from flowbench.git import git_environment, why_unread
 from flowbench.record.gpu import Gpu
 from flowbench.record.run import Git, Machine
 
@@ -93,6 +94,20 @@ def read_git(directory: Path) -> Git | None:
     return Git(commit, None if branch in (None, "HEAD") else branch, changes is not None, changes)
 
 
+def why_no_commit(directory: Path) -> str | None:
+    """Why the commit of the repository around `directory` is not known; None where it is, and where there is no repository."""
+    place = directory.resolve()
+    if not any(os.path.exists(folder / ".git") for folder in (place, *place.parents)):
+        return None
+    try:
+        done = _run(directory, "rev-parse", "HEAD")
+    except subprocess.TimeoutExpired as error:
+        return f"git does not answer within {error.timeout:.0f} s"
+    except OSError as error:
+        return f"git does not run: {error.strerror or error}{used_up(error)}"
+    return why_unread(done.stderr) if done.returncode != 0 else None
+
+
 def _changes(root: Path) -> str | None:
     """A digest of how the working tree differs from its commit: the diff, and name, size and time of new files.
 
@@ -115,13 +130,17 @@ def _changes(root: Path) -> str | None:
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", directory, *arguments],
-            capture_output=True, text=True, errors="replace", timeout=30, env=git_environment(),
-        )  # fmt: skip
+        done = _run(directory, *arguments)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["git", "-C", directory, *arguments],
+        capture_output=True, text=True, errors="replace", timeout=30, env=git_environment(),
+    )  # fmt: skip
 
 
 def _cpu_model() -> str:

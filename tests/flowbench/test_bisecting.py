@@ -13,9 +13,10 @@ from flowbench.commands.bisecting import OneQuantity
 from flowbench.commands.bisection import Judged, Step
 from flowbench.errors import FlowbenchError
 from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Overall, Quantity, SideName, Verdict
+from flowbench.measure.places import PlaceError
 from flowbench.measure.plan import Request
 from flowbench.measure.plan_comparison import plan_comparison
-from flowbench.measure.refs import SideError
+from flowbench.measure.refs import SideError, held_folder
 from flowbench.record import store
 from flowbench.record.run import Git, RunDocument, Side
 
@@ -109,6 +110,22 @@ def test_a_stopped_search_goes_on_with_what_it_measured(tmp_path: Path, monkeypa
     assert measured == [("a", "b", None), ("a", "c", half), ("a", "d", None)]
     bisecting.Sittings(request, tmp_path, (), resume=False)("a" * 40, "b" * 40)
     assert measured[3:] == [("a", "b", None)]
+
+
+def test_a_search_that_finds_no_room_says_how_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*_: object) -> None:
+        with held_folder():
+            pass
+
+    (tmp_path / "cache").touch()  # in a file nothing can be placed
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(bisecting, "bisect", nowhere)
+    request = Request(preset="smoke", reference="none", threads=1, models=("linear",), batch_sizes=(1,))
+    said = (
+        f"cannot write {tmp_path}/cache/.*; what was measured is in {tmp_path}: the same command with --resume goes on"
+    )
+    with pytest.raises(PlaceError, match=said):
+        bisecting.search("a", "b", "linear", "any", request, tmp_path, (), resume=False)
 
 
 def test_one_cell_is_asked_for(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,10 +17,12 @@ import pytest
 from flowbench.archive import git_branch
 from flowbench.commands import bisection
 from flowbench.errors import FlowbenchError
-from flowbench.measure import refs
+from flowbench.measure import plan, refs
 from flowbench.measure.refs import held_folder, placed_copy, placed_sides
+from flowbench.measure.resumption import differences
 from flowbench.record import machine
 from flowbench.record.machine import read_git
+from flowbench.record.run import Git
 
 pytestmark = pytest.mark.usefixtures("cache")
 
@@ -246,27 +249,84 @@ def test_a_full_disk_is_said_whoever_writes_there(
     def full(*_: object) -> NoReturn:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    said = f"^cannot write {cache}: No space left on device; free some space or set XDG_CACHE_HOME to another folder$"
+    said = (
+        rf"^cannot write {cache}: No space left on device \(.* of its disk's .* are free\); free some space or set"
+        " XDG_CACHE_HOME to another folder$"
+    )
     monkeypatch.setattr(refs.shutil, "copy2", full)
     with pytest.raises(FlowbenchError, match=said), placed_sides(repository, "good", None):
         pass
     with pytest.raises(FlowbenchError, match=said), placed_copy(repository):
         pass
-    run = refs._run
-
-    def git_finds_no_room(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-        if "add" not in arguments:
-            return run(directory, *arguments)
-        words = (
-            "error: unable to write file a.py: No space left on device\nfatal: Could not reset index file to 'HEAD'.\n"
-        )
-        return subprocess.CompletedProcess(arguments, 128, "", words)
-
-    monkeypatch.setattr(refs, "_run", git_finds_no_room)
-    with pytest.raises(FlowbenchError, match=said) as error, placed_sides(repository, "good", None):
-        pass
-    assert not isinstance(error.value, refs.SideError), "a search does not skip the commit"
     assert list(cache.iterdir()) == []
+
+
+@pytest.fixture
+def of_another_owner(repository: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The repository is to git as if another user owned it; how that is allowed."""
+    for scope in ("GLOBAL", "SYSTEM"):
+        monkeypatch.setenv(f"GIT_CONFIG_{scope}", os.devnull)
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    if subprocess.run(["git", "-C", repository, "rev-parse"], capture_output=True).returncode == 0:
+        pytest.skip("this git reads repositories of any owner")
+    return f"git config --global --add safe.directory {repository}"
+
+
+def test_a_repository_of_another_owner_is_not_called_none(
+    repository: Path, of_another_owner: str, tmp_path: Path
+) -> None:
+    said = f"git does not read the repository of {repository}: .* ownership .*; to allow it: {of_another_owner}$"
+    with pytest.raises(FlowbenchError, match=said), placed_sides(repository, "good", None):
+        pass
+    with pytest.raises(FlowbenchError, match=said):
+        bisection._Git(repository).commit("good")
+    with pytest.raises(FlowbenchError, match=f"ownership .*; to allow it: {of_another_owner}$"):
+        git_branch._Git(repository)
+    assert (read_git(repository), read_git(tmp_path)) == (None, None)
+    assert (machine.why_no_commit(repository) or "").endswith(f"; to allow it: {of_another_owner}")
+    assert machine.why_no_commit(tmp_path) is None, "there is no repository: nothing is amiss"
+
+
+def test_a_run_whose_commit_git_refuses_to_tell_says_so(
+    repository: Path, of_another_owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan.flowbench, "__file__", str(repository / "__init__.py"))
+    request = plan.Request(preset="smoke", reference="none", threads=1)
+    document = plan.plan_run(request, ())
+    assert document.git is None
+    (found,) = [one for one in document.findings if one.kind == "commit"]
+    assert found.message.startswith("the commit that is measured is not known: fatal: detected dubious ownership")
+    assert found.message.endswith(of_another_owner)
+    known = replace(document, git=Git("a" * 40, None, False))
+    (what,) = differences(known, request)
+    assert what.startswith(f"commit: {'a' * 40} / not known (fatal: detected dubious ownership")
+
+
+def test_why_a_commit_is_not_known(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.why_no_commit(repository / "framework") is None
+    (tmp_path / "new").mkdir()
+    git(tmp_path / "new", "init", "-q")
+    assert (machine.why_no_commit(tmp_path / "new") or "").startswith("fatal: ambiguous argument 'HEAD'")
+    monkeypatch.setenv("PATH", "")
+    assert machine.why_no_commit(tmp_path) is None
+    assert machine.why_no_commit(repository) == "git does not run: No such file or directory"
+
+
+def test_what_git_says_of_a_broken_repository_is_passed_on(repository: Path) -> None:
+    broken = git(repository, "rev-parse", "broken")
+    file = repository / ".git" / "objects" / broken[:2] / broken[2:]
+    file.chmod(0o600)
+    file.write_text("junk")
+    with pytest.raises(FlowbenchError, match=r"^unknown ref 'broken', .* \(git: error: inflate: data stream error"):
+        refs.resolve(repository, "broken")
+    (repository / ".git" / "index").write_text("junk")
+    with (
+        pytest.raises(
+            FlowbenchError, match=r"^git status failed in .*: fatal: .*index: index file smaller than expected$"
+        ),
+        placed_sides(repository, "good", None),
+    ):
+        pass
 
 
 def test_in_a_git_hook_nothing_is_written_into_the_index_of_the_commit_that_is_made(
