@@ -21,8 +21,8 @@ Bytes = Annotated[int, Limit(minimum=0)]
 class ProfiledOp:
     """All calls of one op in one step that came from one module with one shape; `total_ms` over its `calls`.
 
-    `shape` is that of the first tensor it writes (Flow) or reads (PyTorch), as `float32[4, 64, 56, 56]`; `module` is the
-    path of the module, empty where the engine does not know it.
+    `shape` is that of the first tensor it writes (Flow) or reads (PyTorch), as `float32[4, 64, 56, 56]`, or how many it writes,
+    as `161 tensors`, where it works on a group; `module` is the path of the module, empty where the engine does not know it.
     """
 
     op: Label

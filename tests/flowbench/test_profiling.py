@@ -63,6 +63,7 @@ def test_flow_tells_ops_modules_and_the_tensors_at_the_peak() -> None:
     assert seen.step_ms >= sum(call.time_ms for call in seen.calls) * 0.999
     held = sum(one.nbytes for one in seen.held)
     assert seen.peak_bytes == held == max(nbytes for _, nbytes in seen.timeline)
+    assert calls["sgd_step", ""].shape == "62 tensors"  # all parameters at once
     assert seen.peak_bytes > flow.cpu.memory_allocated() - 2**20
     assert [at for at, _ in seen.timeline] == sorted(at for at, _ in seen.timeline)
     shapes = {(one.op, one.shape) for one in seen.held}
