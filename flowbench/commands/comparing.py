@@ -230,7 +230,7 @@ def _reported(path: Path, document: RunDocument, limits_text: tuple[str, str] | 
         text = write_reports(path, document, comparison)
     except store.WriteError as error:
         raise FlowbenchError(f"{error.what}; all was measured: flowbench compare {path} judges it") from None
-    return comparison, "\n".join([text, *why(comparison), *profiles.changes(document)])
+    return comparison, "\n".join([text, *why(comparison), *profiles.changes(document, comparison)])
 
 
 def _profiled(path: Path, document: RunDocument, places: Mapping[str, Place]) -> RunDocument:

@@ -75,3 +75,8 @@ class Profile:
         times = [point.at_ms for point in self.timeline]
         if times != sorted(times):
             raise CodecError("$.timeline", "points out of order", "points by their time")
+
+    @property
+    def outside_ms(self) -> float | None:
+        """The step's time outside all of its ops, listed or not; None where they overlap, and add up to more than the step."""
+        return self.step_ms - self.ops_ms if self.ops_ms <= self.step_ms else None
