@@ -240,7 +240,7 @@ def _reported(path: Path, document: RunDocument, limits_text: tuple[str, str] | 
         text = write_reports(path, document, comparison)
     except store.WriteError as error:
         raise FlowbenchError(f"{error.what}; all was measured: flowbench compare {path} judges it") from None
-    return comparison, "\n".join([text, *why(comparison), *profiles.changes(document)])
+    return comparison, "\n".join([text, *why(comparison), *profiles.changes(document, comparison)])
 
 
 def _profiled(path: Path, document: RunDocument, places: Mapping[str, Place]) -> RunDocument:
@@ -248,7 +248,8 @@ def _profiled(path: Path, document: RunDocument, places: Mapping[str, Place]) ->
     cells = worse_cells(document)
     if not cells:
         return document
-    click.echo(f"profiling {counted(len(cells), 'cell')}: what changed in what is slower or larger", err=True)
+    compared = counted(len({(cell.case, document.engine(cell.engine).registered_name) for cell in cells}), "cell")
+    click.echo(f"profiling {compared} on both sides: what changed in what is slower or larger", err=True)
     jobs = [
         replace(job_of(document, cell), import_path=places[document.engine(cell.engine).side or "base"].import_path)
         for cell in cells

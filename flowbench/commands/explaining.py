@@ -9,8 +9,10 @@ from pathlib import Path
 
 from flowbench.cell import Cell
 from flowbench.errors import FlowbenchError
+from flowbench.judge.compare import judge_document
 from flowbench.judge.explanation import explain
 from flowbench.judge.series import fits
+from flowbench.judge.verdict import Comparison
 from flowbench.record.document import read_document
 from flowbench.record.run import RunDocument, SidesCompared
 from flowbench.report.profiles import changed, profile_lines
@@ -38,8 +40,15 @@ def show(path: Path, pattern: str, keep: bool) -> str:
     profiles = [profile for cell in cells if (profile := document.profile_of(cell)) is not None]
     lines = [line for cell, profile in zip(cells, profiles, strict=True) for line in profile_lines(cell, profile)]
     if len(profiles) == 2:
-        lines += ["", *changed(explain(*profiles))]
+        lines += ["", *changed(explain(*profiles), _time_of(document, cells[0]))]
     return "\n".join(lines)
+
+
+def _time_of(document: RunDocument, cell: Cell) -> Comparison | None:
+    """What was judged of the time of a cell's two sides."""
+    if document.comparison is None:
+        return None
+    return judge_document(document).time_of(cell.case, document.engine(cell.engine).registered_name)
 
 
 def _sides(document: RunDocument, pattern: str, source: str) -> list[Cell]:

@@ -70,11 +70,12 @@ def _plan_lines(document: RunDocument) -> Iterator[str]:
     if canary is not None:
         yield f"  {label_of(document, canary.case)} {canary.engine}: base once more, against itself"
     yield from remarks(document)
-    yield f"{counted(len(matches), 'cell')} in one sitting, {_bound(document)}"
+    profiles = f"then profiles of {counted(min(MOST_PROFILED, len(matches)), 'cell')} at most"
+    yield f"{counted(len(matches), 'cell')} in one sitting, {_bound(document)}, {profiles}"
 
 
 def _bound(document: RunDocument) -> str:
-    """How long a sitting takes at most, in words."""
+    """How long a sitting takes at most, without its profiles, in words."""
     protocol, done = document.protocol, {(sample.cell, sample.pair) for sample in document.samples}
     estimated_s = sum(
         estimate_s(cell, protocol.steps + protocol.warmup)
@@ -83,7 +84,6 @@ def _bound(document: RunDocument) -> str:
         if takes_part(document, cell, pair) and (cell.key, pair) not in done
     )
     cap_s = protocol.wall_cap_s
-    profiles = f"then profiles of {MOST_PROFILED} cells at most"
     if cap_s is None or estimated_s < cap_s:
-        return f"about {duration(estimated_s)} at most on a quiet machine, {profiles}"
-    return f"{duration(cap_s)} at most, {duration(CONFIRMING_SHARE * cap_s)} more to confirm, {profiles}"
+        return f"about {duration(estimated_s)} at most on a quiet machine"
+    return f"{duration(cap_s)} at most, {duration(CONFIRMING_SHARE * cap_s)} more to confirm"

@@ -63,8 +63,7 @@ class _Observer:
         run()
         self._synchronize()
         spent_ms = 1000 * (time.perf_counter() - before)
-        written = instruction.writes
-        self._calls.append(OpCall(name, _shape(written[0]) if written else "", module, spent_ms))
+        self._calls.append(OpCall(name, _written(instruction), module, spent_ms))
         self._look(name, module)
 
     def profile(self) -> StepProfile:
@@ -118,6 +117,15 @@ def _place(frame: Any) -> tuple[str, str]:
         modules, _, forward = modules.rpartition(".")
         operation = f"{forward} backward".strip()
     return modules, operation
+
+
+def _written(instruction: Any) -> str:
+    """The shape of the first tensor that is written; how many are, where it works on a group: one's shape says nothing then."""
+    written = instruction.writes
+    group = instruction.operands[0] if written else None
+    if isinstance(group, tuple) and len(group) > 1:
+        return f"{len(group)} tensors"
+    return _shape(written[0]) if written else ""
 
 
 def _shape(array: Any) -> str:

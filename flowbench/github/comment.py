@@ -26,9 +26,10 @@ def text_of(subject: Subject, document: RunDocument, limits: Sequence[Limit] = (
             f"**Stale:** measured at {subject.commit[:10]}; the pull request stands at {subject.head[:10]} since.\n\n"
         )
     tail = f"\n{_TRUST}\n"
-    body = _report(document, limits)
+    comparison = judged(document, limits)
+    body = render(document, "markdown", comparison=comparison)
     room = MOST_CHARACTERS - len("".join(head)) - len(tail)
-    changed = _what_changed(document)
+    changed = _what_changed(document, comparison) if comparison else ""
     if len(body) + len(changed) <= room:
         body = body.rstrip("\n") + "\n" + changed
     elif len(body) > room:
@@ -51,13 +52,9 @@ def judged(document: RunDocument, limits: Sequence[Limit] = ()) -> ComparisonSet
     return dataclasses.replace(comparison, limits=results_of(limits, comparison))
 
 
-def _report(document: RunDocument, limits: Sequence[Limit]) -> str:
-    return render(document, "markdown", comparison=judged(document, limits))
-
-
-def _what_changed(document: RunDocument) -> str:
+def _what_changed(document: RunDocument, comparison: ComparisonSet) -> str:
     """Ops and tensors that moved in what became worse, folded; nothing where nothing was profiled."""
-    lines = list(profiles.changes(document))
+    lines = list(profiles.changes(document, comparison))
     if not lines:
         return ""
     text = "\n".join(lines).strip().replace("`", "ˋ")  # nothing in it can end the block

@@ -206,6 +206,10 @@ class ComparisonSet:
         """The comparisons of step times, one per cell."""
         return tuple(comparison for comparison in self.comparisons if comparison.quantity.name == "step time")
 
+    def time_of(self, case: Case, engine: str) -> Comparison | None:
+        """The comparison of the step times of a cell; None where there is none."""
+        return next((time for time in self.times if (time.case, time.engine) == (case, engine)), None)
+
     def memory_of(self, time: Comparison) -> tuple[Comparison, ...]:
         """The memory comparisons of the cell that `time` is about."""
         return tuple(

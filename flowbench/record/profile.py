@@ -21,8 +21,8 @@ Bytes = Annotated[int, Limit(minimum=0)]
 class ProfiledOp:
     """All calls of one op in one step that came from one module with one shape; `total_ms` over its `calls`.
 
-    `shape` is that of the first tensor it writes (Flow) or reads (PyTorch), as `float32[4, 64, 56, 56]`; `module` is the
-    path of the module, empty where the engine does not know it.
+    `shape` is that of the first tensor it writes (Flow) or reads (PyTorch), as `float32[4, 64, 56, 56]`, or how many it writes,
+    as `161 tensors`, where it works on a group; `module` is the path of the module, empty where the engine does not know it.
     """
 
     op: Label
@@ -75,3 +75,8 @@ class Profile:
         times = [point.at_ms for point in self.timeline]
         if times != sorted(times):
             raise CodecError("$.timeline", "points out of order", "points by their time")
+
+    @property
+    def outside_ms(self) -> float | None:
+        """The step's time outside all of its ops, listed or not; None where they overlap, and add up to more than the step."""
+        return self.step_ms - self.ops_ms if self.ops_ms <= self.step_ms else None

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from flowbench.cell import Cell
-from flowbench.judge.explanation import Moved, explain
+from flowbench.judge.explanation import Moved, direction, explain, foremost
 from flowbench.report.facts import Facts
 from flowbench.report.names import case_labels, side_less_name
+from flowbench.report.profiles import doubt
 from flowbench.report.words import mebibytes, milliseconds
 
 _MOST = 4
@@ -16,10 +17,14 @@ _MOST = 4
 
 @dataclass(frozen=True)
 class Moves:
-    """One cell's: each a name from data and its figures on both sides, what moved most first."""
+    """One cell's: each a name from data and its figures on both sides, what moved most first.
+
+    There are ops where the time is slower or faster alone; `doubt` is why they may not be the cause, empty where they may.
+    """
 
     label: str
     name: str
+    doubt: str
     ops: tuple[tuple[str, str], ...]
     tensors: tuple[tuple[str, str], ...]
 
@@ -37,9 +42,12 @@ def moves_of(facts: Facts) -> Iterator[Moves]:
         head = document.profile_of(cell)
         if base is not None and head is not None:
             moved = explain(base, head)
-            ops, tensors = _told(moved.ops, _ms), _told(moved.tensors, mebibytes)
+            time = facts.changes.time_of(cell.case, engine.registered_name) if facts.changes else None
+            along = direction(time)
+            ops = _told(foremost(moved.ops, _MOST, along), _ms) if along else ()
+            tensors = _told(moved.tensors[:_MOST], mebibytes)
             if ops or tensors:
-                yield Moves(labels[cell.case], side_less_name(engine), ops, tensors)
+                yield Moves(labels[cell.case], side_less_name(engine), doubt(moved, time) if ops else "", ops, tensors)
 
 
 def _told(moved: Sequence[Moved], word: Callable[[float], str]) -> tuple[tuple[str, str], ...]:
@@ -48,7 +56,7 @@ def _told(moved: Sequence[Moved], word: Callable[[float], str]) -> tuple[tuple[s
             " ".join(filter(None, (one.op, one.shape, one.module))),
             f"{_side(one.base, one, word)} → {_side(one.head, one, word)}",
         )
-        for one in moved[:_MOST]
+        for one in moved
     )
 
 

@@ -75,12 +75,13 @@ def compare(tmp_path: Path, base: str, head: str | None, **options: object) -> t
     return status, text, document
 
 
-def test_two_commits_in_one_sitting(tmp_path: Path) -> None:
+def test_two_commits_in_one_sitting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     status, text, document = compare(tmp_path, "quick", "slow")
     comparison = comparing.judged(document)
     (time,) = comparison.times
     assert (status, time.verdict, time.confirmed) == (1, Verdict.SLOWER, True)
     assert "slower" in text
+    assert "profiling 1 cell on both sides: what changed in what is slower or larger" in capfd.readouterr().err
     assert time.base == pytest.approx(20, rel=1e-3)
     assert time.change is not None
     assert time.change.ratio == pytest.approx(3, rel=1e-3)
@@ -128,7 +129,7 @@ def test_a_dry_run_says_what_would_be_measured_and_measures_nothing(
     assert cells[2].startswith("  margin of 2 cells: the least one; flowbench aa has not measured")
     assert canary == "  linear [2, 3, 4, 4] toy-sided: base once more, against itself"
     assert re.fullmatch(
-        r"2 cells in one sitting, about .* at most on a quiet machine, then profiles of 4 cells at most", last
+        r"2 cells in one sitting, about .* at most on a quiet machine, then profiles of 2 cells at most", last
     )
     assert not (tmp_path / "out").exists()
     assert not list((tmp_path / "cache").rglob("framework"))
@@ -138,8 +139,7 @@ def test_a_dry_run_knows_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "estimate_s", lambda cell, steps: 1000.0)
     last = planning.dry_run("quick", "slow", dataclasses.replace(REQUEST, pairs=None), ()).splitlines()[-1]
     assert (
-        last
-        == "1 cell in one sitting, 6 min 40 s at most, 1 min 40 s more to confirm, then profiles of 4 cells at most"
+        last == "1 cell in one sitting, 6 min 40 s at most, 1 min 40 s more to confirm, then profiles of 1 cell at most"
     )
 
 

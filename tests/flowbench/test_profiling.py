@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ from flowbench.commands import explaining
 from flowbench.engine import Batch, HeldTensor, OpCall, StepProfile, Task
 from flowbench.engine_registry import load_engine
 from flowbench.errors import FlowbenchError
-from flowbench.judge.explanation import explain, worse_cells
+from flowbench.judge.compare import judge_document
+from flowbench.judge.explanation import OUTSIDE, Moved, explain, foremost, worse_cells
+from flowbench.judge.verdict import Verdict
 from flowbench.measure.bounding import bounded
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.plan_comparison import plan_comparison
@@ -62,6 +65,7 @@ def test_flow_tells_ops_modules_and_the_tensors_at_the_peak() -> None:
     calls = {(call.op, call.module): call for call in seen.calls}
     assert calls["conv2d", "layer1.0.conv1"].shape == "float32[1, 64, 16, 16]"
     assert ("conv2d_backward_weight", "layer1.0.conv1") in calls
+    assert calls["sgd_step", ""].shape == "62 tensors"  # all parameters at once
     assert seen.step_ms >= sum(call.time_ms for call in seen.calls) * 0.999
     held = sum(one.nbytes for one in seen.held)
     assert seen.peak_bytes == held == max(nbytes for _, nbytes in seen.timeline)
@@ -119,16 +123,19 @@ def test_what_is_kept_is_bounded_and_keeps_the_peak() -> None:
     assert (kept.timeline[0].at_ms, kept.timeline[-1].at_ms) == (0.0, 9999.0)
 
 
-def side(cell: str, slow_ms: float, extra_bytes: int, most: int = 4) -> Profile:
+def side(cell: str, slow_ms: float, extra_bytes: int, most: int = 4, step_ms: float = 100.0) -> Profile:
     calls = [OpCall("relu", f"[{number}]", "net", 5.0 + number) for number in range(most)]
     calls.append(OpCall("conv", "[8]", "net.conv", slow_ms))
     held = [HeldTensor("relu", "[1]", "net", 100), HeldTensor("conv", "[8]", "net.conv", extra_bytes)]
-    return bounded(cell, StepProfile(100.0, calls, 100 + extra_bytes, 50.0, held if extra_bytes else held[:1], (), ()))
+    return bounded(
+        cell, StepProfile(step_ms, calls, 100 + extra_bytes, 50.0, held if extra_bytes else held[:1], (), ())
+    )
 
 
 def test_what_changed_is_what_moved_most() -> None:
-    found = explain(side("b", 3.0, 0), side("h", 9.0, 5000))
+    found = explain(side("b", 3.0, 0), side("h", 9.0, 5000, step_ms=106.0))
     assert [(one.op, one.base, one.head) for one in found.ops] == [("conv", 3.0, 9.0)]
+    assert (found.step_ms, found.ops_ms) == ((100.0, 106.0), (29.0, 35.0))
     (tensor,) = found.tensors
     assert (tensor.module, tensor.base, tensor.head, tensor.least_change) == ("net.conv", None, 5000, 5000)
     assert found.peak_bytes == (100, 5100)
@@ -142,6 +149,45 @@ def test_what_a_side_does_not_list_is_below_what_it_lists() -> None:
     assert conv.unlisted_below == 10.0  # the smallest of base's twenty largest
     assert conv.least_change == 10.0
     assert ("relu", "[5]") not in moves  # pushed out of head's list by conv: no change one can be sure of
+
+
+@pytest.mark.parametrize(
+    ("base_ms", "head_ms", "found"),
+    [
+        (100.0, 101.0, [(OUTSIDE, 71.0, 66.5), ("conv", 3.0, 8.5)]),
+        (100.0, 120.0, [(OUTSIDE, 71.0, 85.5), ("conv", 3.0, 8.5)]),
+        (100.0, 34.5, [(OUTSIDE, 71.0, 0.0), ("conv", 3.0, 8.5)]),
+        (100.0, 34.0, [("conv", 3.0, 8.5)]),  # ops that overlap do not say what lies outside
+    ],
+)
+def test_the_time_outside_ops_stands_among_them(base_ms: float, head_ms: float, found: list[Any]) -> None:
+    moved = explain(side("b", 3.0, 0, step_ms=base_ms), side("h", 8.5, 0, step_ms=head_ms)).ops
+    assert [(one.op, one.base, one.head) for one in moved] == sorted(found, key=lambda one: -abs(one[2] - one[1]))
+
+
+def test_what_is_not_listed_is_not_outside() -> None:
+    """Of 26 ops twenty are listed, and those below take 35 ms."""
+    profile = side("b", 1.0, 0, most=25, step_ms=500.0)
+    assert len(profile.ops) == 20
+    assert profile.outside_ms == 500.0 - sum(range(5, 30)) - 1.0
+
+
+def test_half_of_what_is_shown_of_a_slower_cell_takes_longer() -> None:
+    down = [Moved(f"down{number}", "", "", 20.0 - number, 1.0, None) for number in range(12)]
+    moves = [*down, Moved("up0", "", "", 1.0, 3.0, None)]
+    assert [one.op for one in foremost(moves, 4, 1)] == ["down0", "down1", "down2", "up0"]
+    assert [one.op for one in foremost(moves, 4, 0)] == ["down0", "down1", "down2", "down3"]
+    assert [one.op for one in foremost(moves, 4, -1)] == ["down0", "down1", "down2", "down3"]
+    assert len(foremost(moves, 20, 1)) == len(moves)
+
+
+def test_shares_are_of_the_step_that_is_named_above() -> None:
+    case = Cell.of(CASE, "flow-eager")
+    head, *lines = profiles.profile_lines(case, side(case.key, 20.9, 0))
+    assert head.endswith(": one step op by op, 100.0 ms (observed, which slows it)")
+    assert [" ".join(line.split()) for line in lines[:3]] == [
+        f"53.10 ms 53.1 % {OUTSIDE}", "20.90 ms 20.9 % 1 x conv [8] in net.conv", "8.00 ms 8.0 % 1 x relu [3] in net"
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -299,12 +345,15 @@ def test_both_sides_are_shown_with_what_changed(
     assert not stop.value.code
     lines = capfd.readouterr().out.splitlines()
     changed = lines[lines.index("what changed from base to head (profiled step: 100.0 -> 100.0 ms):") :]
+    assert changed[1] == "  ops whose time moved most, ms (all ops: 29.00 -> 35.00):"
     assert changed[2].split() == "3.00 -> 9.00 +6.00 conv [8] in net.conv".split()
-    assert changed[3] == "peak: 100 B -> 3.0 MiB"
-    assert changed[5].split() == "none -> 3.0 MiB +3.0 MiB conv [8] in net.conv".split()
+    assert changed[3].split() == f"71.00 -> 65.00 -6.00 {OUTSIDE}".split()
+    assert changed[4] == "peak: 100 B -> 3.0 MiB"
+    assert changed[6].split() == "none -> 3.0 MiB +3.0 MiB conv [8] in net.conv".split()
 
 
-def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: RunDocument, tmp_path: Path) -> None:
+def compared(document: RunDocument, slow: float, grown: int = 0) -> RunDocument:
+    """A sitting at two batch sizes: at the first, head's steps take `slow` times as long, and `grown` bytes more."""
     engine, case = document.engines[0], document.cells[0].case
     other = replace(case, input_shape=(4, 3, 4, 4))
     engines = tuple(replace(engine, name=f"flow-eager@{name}", side=name) for name in ("base", "head", "canary"))
@@ -312,23 +361,77 @@ def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: Ru
     samples = []
     for pair in range(12):
         for position, cell in enumerate(cells):
-            slow = 1.5 if cell.engine.endswith("head") and cell.case == case else 1.0
-            rank = RankSample(
-                0, 1, "cpu", (), (10.0 * slow + 0.01 * (pair % 3),), (1.0,), Memory(None, None, 9**8, 9**7)
-            )
+            changed = cell.engine.endswith("head") and cell.case == case
+            times_ms = (10.0 * (slow if changed else 1.0) + 0.01 * (pair % 3),)
+            memory = Memory(None, None, 9**8 + grown * changed, 9**7)
+            rank = RankSample(0, 1, "cpu", (), times_ms, (1.0,), memory)
             samples.append(Sample(cell.key, pair, position, "2026-11-29T10:00:00Z", 1.0, "ok", None, None, (rank,)))
     sides = [Side(name, Git(digit * 40, None, False)) for name, digit in (("main", "b"), ("topic", "c"))]
-    both = replace(
+    return replace(
         document, engines=engines, cells=tuple(cells), samples=tuple(samples), reference=None,
         protocol=replace(document.protocol, pairs=12), comparison=SidesCompared(*sides, 0.01, 6, 4, {}, {}),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slow", "step_ms", "verdict", "remark"),
+    [
+        (1.5, 105.0, "slower", ""),
+        (1.5, 102.6, "slower", ""),
+        (1.5, 102.4, "slower", "slower, 1.5"),  # hardly: steps take 5 ms more
+        (1.5, 97.0, "slower", "slower, 1.5"),
+        (0.5, 95.0, "faster", ""),
+        (0.5, 103.0, "faster", "faster, 0.5"),
+    ],
+)
+def test_a_profiled_step_that_does_not_show_the_change_is_said(
+    document: RunDocument, slow: float, step_ms: float, verdict: str, remark: str
+) -> None:
+    sitting = compared(document, slow)
+    comparison, (base, head, *_) = judge_document(sitting), sitting.cells
+    assert comparison.times[0].verdict == verdict
+    seen = replace(sitting, profiles=(side(base.key, 3.0, 0), side(head.key, 9.0, 0, step_ms=step_ms)))
+    _, _, *lines = profiles.changes(seen, comparison)
+    if remark:
+        assert lines[0].startswith(f"  this one profiled step does not show the change ({remark}")
+        assert lines[0].endswith("): it is noisy, and what moved in it is no sure explanation")
+        del lines[0]
+    assert lines[0].startswith("  ops whose time moved most, ms (all ops: 29.00 -> 35.00):")
+    assert any("+6.00  conv [8] in net.conv" in line for line in lines)
+
+
+def test_where_memory_alone_is_larger_ops_are_shown_by_explain_alone(document: RunDocument, tmp_path: Path) -> None:
+    sitting = compared(document, 1.0, grown=2**28)
+    base, head, *_ = sitting.cells
+    assert worse_cells(sitting) == [base, head]
+    seen = replace(sitting, profiles=(side(base.key, 3.0, 0), side(head.key, 9.0, 5000, step_ms=104.0)))
+    comparison = judge_document(seen)
+    assert comparison.times[0].verdict is Verdict.SAME
+    _, heading, *lines = profiles.changes(seen, comparison)
+    assert heading == "what changed from base to head (profiled step: 100.0 -> 104.0 ms):"
+    assert lines[0] == "  ops: not shown, as the verdict on time is same; flowbench explain shows them"
+    assert [line.strip().partition(":")[0] for line in lines[1:3]] == ["peak", "tensors alive at the peak that differ"]
+    assert "net.conv" in lines[3]
+    assert len(lines) == 4
+    path = tmp_path / "run.json"
+    path.write_text(document_text(seen))
+    shown = explaining.show(path, f"{base.case.label} flow-eager", keep=False).partition(heading)[2].splitlines()[1:]
+    assert shown[0] == (
+        "  the verdict on time is same: what moved in this one profiled step is noise, as far as is known"
+    )
+    assert shown[2].endswith("+6.00  conv [8] in net.conv")
+
+
+def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: RunDocument, tmp_path: Path) -> None:
+    case, both = document.cells[0].case, compared(document, 1.5)
+    assert both.comparison is not None
     worse = worse_cells(both)
     assert [(cell.case, cell.engine) for cell in worse] == [(case, "flow-eager@base"), (case, "flow-eager@head")]
-    assert list(profiles.changes(both)) == []
+    assert list(profiles.changes(both, judge_document(both))) == []
     path = tmp_path / "run.json"
     for changed, said in (
         (
-            {"comparison": replace(both.comparison, head=replace(sides[1], git=Git("c" * 40, None, True)))},
+            {"comparison": replace(both.comparison, head=Side("topic", Git("c" * 40, None, True)))},
             "topic had uncommitted",
         ),
         ({"machine": replace(both.machine, cpu_model="Another")}, "cpu_model: Another / "),
@@ -337,7 +440,7 @@ def test_what_is_worse_in_a_comparison_is_looked_into_on_both_sides(document: Ru
         path.write_text(document_text(replace(both, **changed)))
         with pytest.raises(FlowbenchError, match=said):
             explaining.show(path, f"{case.label} flow-eager", keep=False)
-    profiled = replace(both, profiles=(side(worse[0].key, 3.0, 0), side(worse[1].key, 9.0, 0)))
-    said = list(profiles.changes(profiled))
+    profiled = replace(both, profiles=(side(worse[0].key, 3.0, 0), side(worse[1].key, 9.0, 0, step_ms=106.0)))
+    said = list(profiles.changes(profiled, judge_document(profiled)))
     assert said[0] == "\nlinear [2, 3, 4, 4] flow-eager"
     assert said[3].split()[:3] == ["3.00", "->", "9.00"]

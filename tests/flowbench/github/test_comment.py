@@ -288,16 +288,11 @@ def test_hostile_artifacts_post_nothing(bot: Bot, tmp_path: Path) -> None:
     assert bot.github.log == []
 
 
-def test_a_long_report_is_cut_and_says_so(bot: Bot, document: RunDocument) -> None:
+def test_a_long_report_is_cut_and_says_so(document: RunDocument, monkeypatch: pytest.MonkeyPatch) -> None:
     from flowbench.github import comment
 
-    subject = Subject(None, 12, SHA, SHA, 77)
-    report = comment._report
-    comment._report = lambda document, limits: "x" * 100_000
-    try:
-        text = comment.text_of(subject, document)
-    finally:
-        comment._report = report
+    monkeypatch.setattr(comment, "render", lambda *given, **options: "x" * 100_000)
+    text = comment.text_of(Subject(None, 12, SHA, SHA, 77), document)
     assert len(text) <= comment.MOST_CHARACTERS
     assert "… cut here" in text
     assert text.rstrip().endswith("</sub>")

@@ -37,7 +37,7 @@ RUNS = [
 ]  # fmt: skip
 COMPARISONS = [
     "all_same", "slower", "faster", "memory_grew", "void", "failed", "hung", "no_baseline", "other_machine", "canary_flagged",
-    "one_cell", "hostile_names", "stray_context", "lost", "unclear", "explained",
+    "one_cell", "hostile_names", "stray_context", "lost", "unclear", "explained", "unexplained",
 ]  # fmt: skip
 # What only the page shows.
 PAGES_ALONE = ["profiled", "with_history", "old_comments_only"]
@@ -45,7 +45,10 @@ SITUATIONS = [*RUNS, *COMPARISONS]
 GOLDENS = (
     [(situation, form) for situation in SITUATIONS if situation not in PAGES_ALONE for form in ("console", "markdown")]
     + [(situation, "speed-stats") for situation in (*RUNS, "hostile_names", "failed") if situation not in PAGES_ALONE]
-    + [(situation, "html") for situation in ("two_cells", "slower", "stray_context", "hostile_names", *PAGES_ALONE)]
+    + [
+        (situation, "html")
+        for situation in ("two_cells", "slower", "stray_context", "hostile_names", "unexplained", *PAGES_ALONE)
+    ]
     + [(situation, form) for situation in ("two_ranks", "slower", "failed") for form in ("junit", "openmetrics")]
     + [("failed", "csv")]
 )
