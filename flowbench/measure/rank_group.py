@@ -252,7 +252,8 @@ class RankGroup:
         if event.note:
             self._notes.append(event.note)
         if event.error is not None:
-            self._fail(rank, f"{event.error} (in phase {event.phase})")
+            where = f", raised at {event.origin}" if event.origin else ""
+            self._fail(rank, f"{event.error} (in phase {event.phase}{where})")
 
     def _check(self) -> None:
         for rank in self._ranks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -283,8 +284,19 @@ def _linked(source: Path, where: Path, asked: str) -> Path:
         env=environment, capture_output=True, text=True, errors="replace", check=False,
     )  # fmt: skip
     if done.returncode != 0:
-        raise SideError(asked, f"the {PACKAGE} of {asked!r} does not import: {_last_line(done.stderr)}")
+        said = _last_line(done.stderr) + _raised_at(done.stderr)
+        raise SideError(asked, f"the {PACKAGE} of {asked!r} does not import: {said}")
     return where
+
+
+def _raised_at(said: str) -> str:
+    """The file and line of the last frame of a traceback, in words; empty where it has none."""
+    frames = re.findall(r'^  File "([^"\n]+)", line (\d+)', said, re.MULTILINE)
+    if not frames:
+        return ""
+    path, line = frames[-1]
+    _, package, rest = path.rpartition(f"/{PACKAGE}/")
+    return f" ({package[1:] + rest if package else path}, line {line})"
 
 
 def _last_line(text: str) -> str:

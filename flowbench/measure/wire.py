@@ -67,11 +67,15 @@ class RankState:
 
 @dataclass(frozen=True)
 class Event:
-    """What a rank says: it reached a phase, finished a step, failed, compared its state, or is done with a result."""
+    """What a rank says: it reached a phase, finished a step, failed, compared its state, or is done with a result.
+
+    `origin` is the file and line that raised the `error`.
+    """
 
     phase: Phase
     step: int | None = None
     error: str | None = None
+    origin: str | None = None
     library_version: str | None = None
     note: str | None = None
     result: RankSample | None = None

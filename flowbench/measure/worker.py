@@ -12,7 +12,9 @@ import math
 import os
 import sys
 import time
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -44,7 +46,7 @@ def main(commands: int, events: int) -> None:
     try:
         rank.run()
     except BaseException as error:
-        rank.tell(error=_describe(error))
+        rank.tell(error=_describe(error), origin=_origin(error))
         raise
 
 
@@ -260,6 +262,16 @@ def _finite(loss: float) -> float | None:
 def _describe(error: BaseException) -> str:
     text = " ".join(str(error).split()).encode(errors="replace").decode()
     return f"{type(error).__name__}: {text[:2000]}" if text else type(error).__name__
+
+
+def _origin(error: BaseException) -> str | None:
+    """The line that raised it, as `framework/optim/sgd.py:88`; None for one of the harness's own, whose words say all."""
+    frames = traceback.extract_tb(error.__traceback__)
+    path = Path(frames[-1].filename) if frames else Path(__file__)
+    if path.is_relative_to(Path(__file__).parent):
+        return None
+    roots = [entry for entry in sys.path if entry and path.is_relative_to(entry)]
+    return f"{path.relative_to(max(roots, key=len)) if roots else path}:{frames[-1].lineno}"
 
 
 if __name__ == "__main__":

@@ -198,7 +198,10 @@ def test_a_folder_without_a_lock_is_removed_when_it_is_old(repository: Path, cac
         (
             "good",
             "broken",
-            "the framework of 'broken' does not import: ModuleNotFoundError: No module named 'no_such_module'",
+            (
+                "the framework of 'broken' does not import: ModuleNotFoundError: No module named 'no_such_module'"
+                " (framework/__init__.py, line 1)"
+            ),
         ),
     ],
 )

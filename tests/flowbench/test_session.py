@@ -109,8 +109,8 @@ def test_each_engine_runs_in_mirrored_rounds_and_is_recorded_in_full(tmp_path: P
 @pytest.mark.parametrize(
     ("engine", "said"),
     [
-        ("toy-raises", "ValueError: the toy | broke on purpose (in phase steps)"),
-        ("toy-raises-in-build", "MemoryError: asked for 10 GiB (in phase build)"),
+        ("toy-raises", "ValueError: the toy | broke on purpose (in phase steps, raised at odd_engines.py:"),
+        ("toy-raises-in-build", "MemoryError: asked for 10 GiB (in phase build, raised at odd_engines.py:"),
         (
             "toy-exits",
             "ended with status 7 in phase steps, after step 1, without a result; its last words: the toy's last words",
