@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from flowbench.cell import Case
 from flowbench.record.run import NotMeasured
+
+# A commit by its digits, as people ask for it and as it is shown.
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
+_WHOLE_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
+_DIGITS = 10
 
 
 class Verdict(enum.StrEnum):
@@ -175,11 +181,20 @@ class SideName:
     dirty: bool
 
     @property
+    def name(self) -> str:
+        """What was asked for, the digits of a whole commit shortened."""
+        return self.asked[:_DIGITS] if _WHOLE_COMMIT.fullmatch(self.asked) else self.asked
+
+    @property
     def label(self) -> str:
-        """`main (1a2b3c4d5e, with uncommitted changes)`."""
+        """`main (1a2b3c4d5e, with uncommitted changes)`; a commit that was asked for by its digits is told once."""
         if self.commit is None:
-            return self.asked
-        return f"{self.asked} ({self.commit[:10]}{', with uncommitted changes' if self.dirty else ''})"
+            return self.name
+        by_digits = _COMMIT.fullmatch(self.asked) and self.commit.startswith(self.asked.lower())
+        notes = [] if by_digits else [self.commit[:_DIGITS]]
+        notes += ["with uncommitted changes"] if self.dirty else []
+        name = self.commit[:_DIGITS] if by_digits else self.name
+        return f"{name} ({', '.join(notes)})" if notes else name
 
 
 @dataclass(frozen=True)

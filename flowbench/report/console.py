@@ -71,7 +71,12 @@ def _below(facts: Facts) -> Iterator[str]:
         yield "Disturbed by:"
         yield from _cut(list(map(_disturbance_line, facts.disturbances)), _MOST_KINDS, "kinds")
     protocol = facts.document.protocol
-    wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
+    if facts.changes is not None:
+        yield from (
+            one_line(f"{side}: {name.label}", _WIDTH)
+            for side, name in (("base", facts.changes.base), ("head", facts.changes.head))
+        )
+    wanted = {"run", "commit", "flowbench's commit", "GPU" if facts.document.on_gpu else "CPU"}
     details = [(word, f"{word}: {text}") for word, text in details_of(facts.document)]
     yield from _cut([line for word, line in details if word in wanted], 4, "details")
     yield from (line for word, line in details if word == "false alarms")

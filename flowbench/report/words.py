@@ -83,11 +83,13 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
     machine, protocol, git = document.machine, document.protocol, document.git
     yield "run", f"{document.run_id}, {document.created}, flowbench {document.flowbench_version}"
     yield "command", " ".join(document.command)
+    # A comparison measures its two sides, from wherever the checkout stands that flowbench itself is run from.
+    word = "commit" if document.comparison is None else "flowbench's commit"
     if git is None:
-        yield "commit", "unknown (no git repository)"
+        yield word, "unknown (no git repository)"
     else:
         branch = f" on {git.branch}" if git.branch else ""
-        yield "commit", f"{git.commit}{branch}{', with uncommitted changes' if git.dirty else ''}"
+        yield word, f"{git.commit}{branch}{', with uncommitted changes' if git.dirty else ''}"
     yield (
         "CPU",
         (

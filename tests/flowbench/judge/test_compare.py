@@ -13,7 +13,15 @@ from flowbench.cell import Cell
 from flowbench.judge.compare import is_case_precise, judge_document, to_confirm
 from flowbench.judge.documents import judge_documents
 from flowbench.judge.memory import both_peaks, judge_memory
-from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, MemoryKind, Quantity, Verdict
+from flowbench.judge.verdict import (
+    Comparison,
+    ComparisonSet,
+    LimitResult,
+    MemoryKind,
+    Quantity,
+    SideName,
+    Verdict,
+)
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.gpu import GpuUse
 from flowbench.record.run import Git, NotMeasured, RunDocument
@@ -565,3 +573,22 @@ def test_what_both_document_and_verdicts_leave_out_is_reported_once() -> None:
     missing = NotMeasured("torch-eager", "torch is not installed; without it there is no reference, and no ratio")
     document = dataclasses.replace(sitting(reference=False), not_measured=(missing,))
     assert facts_of(document, judge_document(document)).left_out.count(missing) == 1
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "label"),
+    [
+        (SideName("main", "1a2b3c4d5e6f", False), "main", "main (1a2b3c4d5e)"),
+        (SideName("main", None, False), "main", "main"),
+        (
+            SideName("working tree", "1a2b3c4d5e6f", True),
+            "working tree",
+            "working tree (1a2b3c4d5e, with uncommitted changes)",
+        ),
+        (SideName("1a2b3c4d" * 5, "1a2b3c4d" * 5, False), "1a2b3c4d1a", "1a2b3c4d1a"),
+        (SideName("1a2b3c4", "1a2b3c4d" * 5, True), "1a2b3c4", "1a2b3c4d1a (with uncommitted changes)"),
+        (SideName("fade123", "1a2b3c4d" * 5, False), "fade123", "fade123 (1a2b3c4d1a)"),
+    ],
+)
+def test_a_side_is_told_by_one_name_and_one_commit(side: SideName, name: str, label: str) -> None:
+    assert (side.name, side.label) == (name, label)

@@ -18,6 +18,7 @@ from flowbench import cli, report
 from flowbench.commands import comparing, reporting, running
 from flowbench.commands.comparing import with_false_alarms
 from flowbench.errors import FlowbenchError
+from flowbench.judge.verdict import SideName
 from flowbench.measure.plan import Request
 from flowbench.record.document import document_text, read_document
 from flowbench.record.noise import NoiseFloor, keep_floor
@@ -221,6 +222,26 @@ def test_colours_say_what_words_say(situations: dict) -> None:
     assert sum(line.startswith("\x1b[31m▼") for line in lines) == 2
     assert sum(line.startswith("\x1b[33m?") for line in lines) == 1
     assert re.sub(r"\x1b\[\d+m", "", painted) == plain
+
+
+def test_a_comparison_names_what_was_measured_and_whose_commit_flowbench_ran_from(situations: dict) -> None:
+    made = situations["slower"]
+    lines = report.render(made.document, comparison=made.comparison).splitlines()
+    told = [line.partition(": ")[::2] for line in lines[-7:]]
+    assert told[:2] == [
+        ("base", "main (1a2b3c4d5e)"),
+        ("head", "working tree (0123456789, with uncommitted changes)"),
+    ]
+    words = [word for word, _ in told]
+    assert "flowbench's commit" in words
+    assert "commit" not in words
+    alone = report.render(situations["two_cells"].document)
+    assert "\ncommit: 0123456789abcdef" in alone, "of one side it is what was measured"
+    comparison = replace(made.comparison, base=SideName("1a2b3c4d" * 5, "1a2b3c4d" * 5, False))
+    for form in ("console", "markdown", "html", "junit"):
+        text = report.render(made.document, form, comparison=comparison)
+        assert "1a2b3c4d1a" in text, form
+        assert "1a2b3c4d1a2" not in text, form
 
 
 def test_memory_that_differs_by_little_does_not_read_as_the_same(situations: dict) -> None:
