@@ -5,11 +5,20 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flowbench.cell import Case, Cell
-from flowbench.judge.compare import STEP_TIME, Matched, label_of, margin_between, missing_verdict, one_sided, overall_of
+from flowbench.judge.compare import (
+    STEP_TIME,
+    Matched,
+    label_among,
+    margin_between,
+    missing_verdict,
+    one_sided,
+    overall_of,
+)
 from flowbench.judge.inference import Mean, beyond, difference_of, holm
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import matched_samples, ratio_to_reference
@@ -35,7 +44,8 @@ def judge_documents(
     differences = tuple(base.machine.differences(head.machine))
     times: list[Comparison] = []
     memory: list[Comparison] = []
-    matches = list(_matches(base, head))
+    matches = _matches(base, head)
+    labels, elsewhere = _labels(matches), dict(_other_threads(matches))
     means = {index: mean for index, match in enumerate(matches) if (mean := _change(base, head, match)) is not None}
     floors = _largest([noise_floors or {}, *(one.comparison.noise_floors for one in (base, head) if one.comparison)])
     margins = [margin_between(match, LEAST_MARGIN, floors) for match in matches]
@@ -45,6 +55,7 @@ def judge_documents(
     for index, match in enumerate(matches):
         tested = _Tested(margins[index], means.get(index), adjusted.get(index, 1.0), len(means))
         time = _time_of(base, head, match, tested, why_not)
+        time = replace(time, label=labels[match], reason=elsewhere.get(match, time.reason))
         times.append(time)
         memory += _memory_of(base, head, match, time)
     comparisons = (*times, *memory)
@@ -93,11 +104,42 @@ def _why_no_times(base: RunDocument, head: RunDocument) -> str | None:
     return None
 
 
-def _matches(base: RunDocument, head: RunDocument) -> Iterator[Matched]:
+def _matches(base: RunDocument, head: RunDocument) -> list[Matched]:
     """The cells of both documents other than the references', head's side of a sitting of two sides; those of base first."""
     ours, theirs = _subjects(base), _subjects(head)
-    for key in dict.fromkeys([*ours, *theirs]):
-        yield Matched(*key, ours.get(key), theirs.get(key), ())
+    return [Matched(*key, ours.get(key), theirs.get(key), ()) for key in dict.fromkeys([*ours, *theirs])]
+
+
+def _apart(matches: Iterable[Matched]) -> Iterator[tuple[list[Matched], list[Matched]]]:
+    """The lost and the new cells that differ in threads alone."""
+    groups: dict[tuple[Case, str], tuple[list[Matched], list[Matched]]] = {}
+    for match in matches:
+        if match.base is None or match.head is None:
+            lost, new = groups.setdefault((replace(match.case, threads=1), match.engine), ([], []))
+            (lost if match.head is None else new).append(match)
+    yield from ((lost, new) for lost, new in groups.values() if lost and new)
+
+
+def _other_threads(matches: Iterable[Matched]) -> Iterator[tuple[Matched, str]]:
+    """Why a cell is lost or new that the other document has with other threads, which are part of what is measured."""
+    for lost, new in _apart(matches):
+        for side, ours, theirs in (("head", lost, new), ("base", new, lost)):
+            *others, last = sorted(match.case.threads for match in theirs)
+            has = (
+                f"{', '.join(map(str, others))} and {last} threads"
+                if others
+                else f"{last} thread{'s' if last > 1 else ''}"
+            )
+            for match in ours:
+                way_out = "measure both with the same --threads"
+                yield match, f"{side} has it with {has} in place of {match.case.threads}: {way_out}"
+
+
+def _labels(matches: Iterable[Matched]) -> dict[Matched, str]:
+    """A label for each match that no other case of the two documents has."""
+    matches = list(matches)
+    shared = Counter(case.label for case in {match.case for match in matches})
+    return {match: label_among(shared, match.case) for match in matches}
 
 
 def _subjects(document: RunDocument) -> dict[tuple[Case, str], Cell]:
@@ -131,8 +173,9 @@ def _good(document: RunDocument, cell: Cell | None) -> tuple[Sample, ...]:
 
 def _time_of(base: RunDocument, head: RunDocument, match: Matched, tested: _Tested, why_not: str | None) -> Comparison:
     ours, theirs = _good(base, match.base), _good(head, match.head)
-    label = label_of(base if match.base else head, match.case)
-    bare = Comparison(match.case, match.engine, label, STEP_TIME, Verdict.UNCLEAR, "", tags=("different sittings",))
+    bare = Comparison(
+        match.case, match.engine, match.case.label, STEP_TIME, Verdict.UNCLEAR, "", tags=("different sittings",)
+    )
     if not ours or not theirs:
         one = base.samples_of(match.base) if match.base else ()
         other = head.samples_of(match.head) if match.head else ()

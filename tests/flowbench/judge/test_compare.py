@@ -592,3 +592,29 @@ def test_what_both_document_and_verdicts_leave_out_is_reported_once() -> None:
 )
 def test_a_side_is_told_by_one_name_and_one_commit(side: SideName, name: str, label: str) -> None:
     assert (side.name, side.label) == (name, label)
+
+
+def with_threads(document: RunDocument, threads: int) -> RunDocument:
+    """The same figures, of cells with so many threads."""
+    cells = {cell.key: dataclasses.replace(cell, threads=threads) for cell in document.cells}
+    samples = tuple(dataclasses.replace(one, cell=cells[one.cell].key) for one in document.samples)
+    return dataclasses.replace(document, cells=tuple(cells.values()), samples=samples)
+
+
+def test_cells_that_differ_in_threads_alone_say_so_and_the_way_out() -> None:
+    two = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    lost, new = judge_documents(two, with_threads(two, 1)).times
+    assert (lost.verdict, lost.label) == (Verdict.LOST, f"{CASE.label}, threads=2")
+    assert lost.reason == "head has it with 1 thread in place of 2: measure both with the same --threads"
+    assert (new.verdict, new.label) == (Verdict.NEW, f"{CASE.label}, threads=1")
+    assert new.reason == "base has it with 2 threads in place of 1: measure both with the same --threads"
+    one, four = with_threads(two, 1), with_threads(two, 4)
+    both = dataclasses.replace(one, cells=one.cells + four.cells, samples=one.samples + four.samples)
+    assert [time.reason.partition(":")[0] for time in judge_documents(two, both).times] == [
+        "head has it with 1 and 4 threads in place of 2",
+        "base has it with 2 threads in place of 1",
+        "base has it with 2 threads in place of 4",
+    ]
+    assert [time.label for time in judge_documents(two, two).times] == [CASE.label], "where nothing is to be told apart"
+    graph = plain({"flow-graph": 100.0, "torch-eager": 120.0})
+    assert judge_documents(two, with_threads(graph, 1)).times[0].reason == "base has this cell, head has not"
