@@ -24,11 +24,9 @@ from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import matched_samples, ratio_to_reference
 from flowbench.judge.stats import process_median
 from flowbench.judge.times import LEAST_MARGIN, LEVEL, by_chance, pair_log_ratio, percent
-from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
+from flowbench.judge.verdict import NOT_COMPARABLE, Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
 from flowbench.record.run import RunDocument
 from flowbench.record.sample import Sample
-
-NOT_COMPARABLE = "not comparable"
 
 
 def judge_documents(
@@ -36,7 +34,8 @@ def judge_documents(
 ) -> ComparisonSet:
     """The verdicts from one document to the other. On unlike machines nothing is judged: every verdict is `unclear`.
 
-    `differences` says in which fields the machines differ; `force` marks what is shown all the same as not comparable.
+    `differences` says in which fields the machines differ; `force` marks what is shown all the same as not comparable, and
+    puts cells beside each other that differ in threads alone.
     Times are compared relative to the reference of each document; without one, or with another version of it, a slower machine
     and a slower engine look the same, and no time is judged. `noise_floors` are those known of the machine, by `ENGINE/CASE`;
     where a document has larger ones, these count.
@@ -44,20 +43,24 @@ def judge_documents(
     differences = tuple(base.machine.differences(head.machine))
     times: list[Comparison] = []
     memory: list[Comparison] = []
-    matches = _matches(base, head)
+    matches = _beside_each_other(_matches(base, head)) if force else _matches(base, head)
     labels, elsewhere = _labels(matches), dict(_other_threads(matches))
     means = {index: mean for index, match in enumerate(matches) if (mean := _change(base, head, match)) is not None}
     floors = _largest([noise_floors or {}, *(one.comparison.noise_floors for one in (base, head) if one.comparison)])
     margins = [margin_between(match, LEAST_MARGIN, floors) for match in matches]
-    ps = [beyond(mean, math.log1p(margins[index].size)) for index, mean in means.items()]
-    adjusted = dict(zip(means, holm(ps), strict=True))
+    tests = [index for index in means if _like_threads(matches[index])]
+    ps = [beyond(means[index], math.log1p(margins[index].size)) for index in tests]
+    adjusted = dict(zip(tests, holm(ps), strict=True))
     why_not = _why_no_times(base, head)
     for index, match in enumerate(matches):
-        tested = _Tested(margins[index], means.get(index), adjusted.get(index, 1.0), len(means))
+        tested = _Tested(margins[index], means.get(index), adjusted.get(index, 1.0), len(tests))
         time = _time_of(base, head, match, tested, why_not)
         time = replace(time, label=labels[match], reason=elsewhere.get(match, time.reason))
-        times.append(time)
-        memory += _memory_of(base, head, match, time)
+        both = [time, *_memory_of(base, head, match, time)]
+        if not _like_threads(match):
+            both = [_not_comparable(one, f"{NOT_COMPARABLE}: {_threads_of(match)}, shown by force") for one in both]
+        times.append(both[0])
+        memory += both[1:]
     comparisons = (*times, *memory)
     if differences:
         reason = f"{NOT_COMPARABLE}: unlike machines" + (", shown by force" if force else "")
@@ -110,6 +113,22 @@ def _matches(base: RunDocument, head: RunDocument) -> list[Matched]:
     return [Matched(*key, ours.get(key), theirs.get(key), ()) for key in dict.fromkeys([*ours, *theirs])]
 
 
+def _beside_each_other(matches: list[Matched]) -> list[Matched]:
+    """The matches, a lost and a new cell that differ in threads alone as one, where no other does."""
+    pairs = {lost[0]: new[0] for lost, new in _apart(matches) if len(lost) == len(new) == 1}
+    joined = [replace(pairs[one], base=one.base) if one in pairs else one for one in matches]
+    found = set(pairs.values())
+    return [one for one in joined if one not in found]
+
+
+def _like_threads(match: Matched) -> bool:
+    return not (match.base and match.head) or match.base.threads == match.head.threads
+
+
+def _threads_of(match: Matched) -> str:
+    return " / ".join(str(cell.threads) for cell in (match.base, match.head) if cell) + " threads"
+
+
 def _apart(matches: Iterable[Matched]) -> Iterator[tuple[list[Matched], list[Matched]]]:
     """The lost and the new cells that differ in threads alone."""
     groups: dict[tuple[Case, str], tuple[list[Matched], list[Matched]]] = {}
@@ -139,7 +158,10 @@ def _labels(matches: Iterable[Matched]) -> dict[Matched, str]:
     """A label for each match that no other case of the two documents has."""
     matches = list(matches)
     shared = Counter(case.label for case in {match.case for match in matches})
-    return {match: label_among(shared, match.case) for match in matches}
+    return {
+        match: label_among(shared, match.case) if _like_threads(match) else f"{match.case.label}, {_threads_of(match)}"
+        for match in matches
+    }
 
 
 def _subjects(document: RunDocument) -> dict[tuple[Case, str], Cell]:

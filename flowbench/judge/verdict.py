@@ -11,6 +11,9 @@ from typing import Literal
 from flowbench.cell import Case
 from flowbench.record.run import NotMeasured
 
+# The tag of figures of unlike machines, or of unlike numbers of threads, which are shown by force.
+NOT_COMPARABLE = "not comparable"
+
 # A commit by its digits, as people ask for it and as it is shown.
 _COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
 _WHOLE_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
@@ -256,14 +259,17 @@ class ComparisonSet:
 
     @property
     def is_only_unclear(self) -> bool:
-        """Whether all was measured as planned, on alike machines, and nothing but an `unclear` keeps the exit code from 0.
+        """Whether all was measured as planned, and nothing but an `unclear` keeps the exit code from 0.
 
-        Not so where the canary is flagged: then it is not known that nothing is worse.
+        Not so for what is shown by force, of unlike machines or numbers of threads, nor where the canary is flagged: then it is
+        not known that nothing is worse.
         """
         if self.canary.state == "flagged":
             return False
         open_ones = [one for one in self.comparisons if not (one.verdict.is_judged or one.verdict is Verdict.NEW)]
-        measured = all(one.verdict is Verdict.UNCLEAR and one.pairs > 0 for one in open_ones)
+        measured = all(
+            one.verdict is Verdict.UNCLEAR and one.pairs > 0 and NOT_COMPARABLE not in one.tags for one in open_ones
+        )
         kept = all(limit.kept or limit.is_unclear for limit in self.limits)
         unclear = bool(open_ones) or any(limit.is_unclear for limit in self.limits)
         return self.exit_code == 2 and kept and measured and unclear and not self.differences

@@ -128,7 +128,7 @@ def _changes_lines(facts: Facts) -> Iterator[_Line]:
         yield (
             [
                 SIGNS[row.worst],
-                one_line(f"{row.label} {row.name}", 52),
+                f"{one_line(row.label, 52)} {one_line(row.name, 20)}",
                 row.words,
                 _ends(row.time.base, row.time.head) if row.time else "-",
                 _change(row.time.change if row.time else None),

@@ -618,3 +618,45 @@ def test_cells_that_differ_in_threads_alone_say_so_and_the_way_out() -> None:
     assert [time.label for time in judge_documents(two, two).times] == [CASE.label], "where nothing is to be told apart"
     graph = plain({"flow-graph": 100.0, "torch-eager": 120.0})
     assert judge_documents(two, with_threads(graph, 1)).times[0].reason == "base has this cell, head has not"
+
+
+def test_by_force_cells_that_differ_in_threads_alone_stand_beside_each_other() -> None:
+    two = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    one = with_threads(plain({"flow-eager": 200.0, "torch-eager": 180.0}), 1)
+    compared = judge_documents(two, one, force=True)
+    (time,) = compared.times
+    assert (time.verdict, time.label) == (Verdict.UNCLEAR, f"{CASE.label}, 2 / 1 threads")
+    assert (time.reason, time.case.threads) == ("not comparable: 2 / 1 threads, shown by force", 1)
+    assert (time.base, time.head) == (pytest.approx(100, rel=0.01), pytest.approx(200, rel=0.01))
+    assert time.change is not None
+    assert time.change.ratio == pytest.approx(200 / 180 * 120 / 100, rel=0.01)
+    assert {peak.verdict for peak in compared.memory_of(time)} == {Verdict.UNCLEAR}
+    assert (compared.exit_code, compared.is_only_unclear) == (2, False)
+    elsewhere = dataclasses.replace(one, machine=dataclasses.replace(MACHINE, usable_cores=1))
+    (time,) = judge_documents(two, elsewhere, force=True).times
+    assert (time.label, time.reason) == (
+        f"{CASE.label}, 2 / 1 threads",
+        "not comparable: unlike machines, shown by force",
+    )
+    assert time.head == pytest.approx(200, rel=0.01)
+    four = with_threads(two, 4)
+    both = dataclasses.replace(one, cells=one.cells + four.cells, samples=one.samples + four.samples)
+    verdicts = [time.verdict for time in judge_documents(two, both, force=True).times]
+    assert verdicts == [Verdict.LOST, Verdict.NEW, Verdict.NEW], "which of them it is beside cannot be told"
+
+
+def test_what_is_shown_by_force_makes_no_other_cell_harder_to_judge() -> None:
+    base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    barely = plain({"flow-eager": 101.47, "torch-eager": 120.0})  # alone it is slower, and among two cells unclear
+    graph = plain({"flow-graph": 100.0, "torch-eager": 120.0})
+    ours, theirs = (
+        dataclasses.replace(
+            one,
+            engines=(*one.engines, graph.engines[0]),
+            cells=one.cells + more.cells,
+            samples=one.samples + more.samples,
+        )
+        for one, more in ((base, with_threads(graph, 4)), (barely, with_threads(graph, 1)))
+    )
+    times = {time.engine: time.verdict for time in judge_documents(ours, theirs, force=True).times}
+    assert times == {"flow-eager": Verdict.SLOWER, "flow-graph": Verdict.UNCLEAR}

@@ -22,6 +22,7 @@ from flowbench.judge.verdict import SideName
 from flowbench.measure.plan import Request
 from flowbench.record.document import document_text, read_document
 from flowbench.record.noise import NoiseFloor, keep_floor
+from flowbench.record.run import RunDocument
 from flowbench.report.style import Style
 from flowbench.report.words import memory_ratio
 
@@ -383,3 +384,23 @@ def test_a_comparison_takes_along_how_often_the_machine_was_wrong(situations: di
     assert "- false alarms: `1 in 50 sittings of one commit against itself on this machine" in text
     unknown = report.render(with_false_alarms(document, []), "markdown")
     assert "how often this machine raises one is not known: flowbench aa measures it" in unknown
+
+
+def test_documents_that_differ_in_threads_stand_beside_each_other_by_force(documents: dict, tmp_path: Path) -> None:
+    def with_threads(threads: int) -> RunDocument:
+        document = documents["two_cells"]
+        cells = {cell.key: replace(cell, threads=threads) for cell in document.cells}
+        samples = tuple(replace(one, cell=cells[one.cell].key) for one in document.samples)
+        return replace(document, cells=tuple(cells.values()), samples=samples)
+
+    paths = [tmp_path / f"{threads}.json" for threads in (16, 32)]
+    for threads, path in zip((16, 32), paths, strict=True):
+        path.write_text(document_text(with_threads(threads)))
+    _, text = comparing.compare(*map(str, paths), Request(), None, ())
+    assert re.search(r"^✕  resnet50 \[4, 3, 224, 224\], threads=16 Flow +lost ", text, re.MULTILINE)
+    assert "flow-eager: head has it with 32 threads in place of 16: measure both with the same --threads" in text
+    status, text = comparing.compare(*map(str, paths), Request(), None, (), force=True)
+    assert status == 2
+    assert re.search(r"^\?  resnet50 \[4, 3, 224, 224\], 16 / 32 threads Flow +unclear +\d+", text, re.MULTILINE)
+    assert " lost " not in text
+    assert " new " not in text
