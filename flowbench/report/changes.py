@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowbench.cell import Case
-from flowbench.judge.stats import is_telling
+from flowbench.judge.stats import untold
 from flowbench.judge.verdict import Comparison, Verdict
 from flowbench.report.facts import Facts
 from flowbench.report.names import side_less_name
@@ -27,6 +27,9 @@ SIGNS: Mapping[Verdict, str] = {
     Verdict.SLOWER: "▼", Verdict.LARGER: "▲", Verdict.FAILED: "✕", Verdict.VOID: "✕", Verdict.LOST: "✕", Verdict.FASTER: "▲",
     Verdict.SMALLER: "▼", Verdict.NEW: "+", Verdict.UNCLEAR: "?", Verdict.SAME: "=",
 }  # fmt: skip
+
+# Before a relative speed of base's that its own pairs are too few to tell.
+ABOUT = "≈"
 
 
 @dataclass(frozen=True)
@@ -82,20 +85,29 @@ class Row:
 
     @property
     def speeds(self) -> str:
-        """How fast base and head are beside the reference: `1.40 → 1.33`; empty where head's is not known."""
+        """How fast base and head are beside the reference: `1.40 → 1.33`; empty where head's is not known.
+
+        Only head's interval stands behind them, so that base's is `≈1.40` where its own says nothing.
+        """
         if self.time is None or self.time.head_relative_speed is None:
             return ""
         base = self.time.base_relative_speed
-        return f"{'–' if base is None else f'{base:.2f}'} → {self.time.head_relative_speed:.2f}"
+        about = ABOUT if self.has_weak_base else ""
+        return f"{'–' if base is None else f'{about}{base:.2f}'} → {self.time.head_relative_speed:.2f}"
+
+    @property
+    def has_weak_base(self) -> bool:
+        """Whether a speed of base's is shown that its pairs are too few to tell."""
+        if self.time is None or self.time.head_relative_speed is None or self.time.base_relative_speed is None:
+            return False
+        return untold(self.time.base_relative_interval) is not None
 
     @property
     def speeds_interval(self) -> str:
-        """The 95 % interval of head's speed beside the reference; in its place that the pairs of either side are too few."""
+        """The 95 % interval of head's speed beside the reference; in its place that its pairs are too few."""
         if self.time is None or self.time.head_relative_speed is None:
             return ""
-        base, head = self.time.base_relative_interval, self.time.head_relative_interval
-        weak = self.time.base_relative_speed is not None and not (base and is_telling(*base))
-        return interval(base if weak else head)
+        return interval(self.time.head_relative_interval)
 
     @property
     def words(self) -> str:

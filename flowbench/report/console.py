@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from flowbench.judge.verdict import Change, Verdict
-from flowbench.report.changes import SIGNS, Row, rows_of
+from flowbench.report.changes import ABOUT, SIGNS, Row, rows_of
 from flowbench.report.facts import Comparison, Disturbance, Facts, Side
 from flowbench.report.headline import Tone, headline_of, spoken
 from flowbench.report.style import Colour, Style
@@ -60,7 +60,8 @@ def _below(facts: Facts) -> Iterator[str]:
     if facts.changes is not None:
         yield "time: median step; ratios are of pairs, not of these times. head / base above 1: head takes more."
         if facts.reference is not None:
-            yield "relative: reference / the side, above 1 the side is faster; in brackets head's 95 % interval."
+            about = f" {ABOUT}: base had too few pairs." if any(row.has_weak_base for row in rows_of(facts)) else ""
+            yield f"relative: reference / the side, above 1 the side is faster; in brackets head's 95 % interval.{about}"
     elif facts.reference is not None and facts.anything_measured:
         yield "ms: median step. relative: reference / subject, above 1 the subject is faster."
         yield "memory: largest peak, subject / reference, below 1 the subject needs less."

@@ -13,7 +13,7 @@ from flowbench.cell import Cell
 from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.verdict import Verdict
 from flowbench.report import charts, speed_stats
-from flowbench.report.changes import SIGNS, Row, anchor, rows_of
+from flowbench.report.changes import ABOUT, SIGNS, Row, anchor, rows_of
 from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.figures import MOST_CHARTS, colours_of, figures_of, histories_of, left_out_words, memory_timeline
 from flowbench.report.headline import headline_of, spoken
@@ -63,6 +63,8 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "document": document,
         "changes": facts.changes,
         "changed": list(_changed(facts)),
+        "has_weak_base": any(row.has_weak_base for row in rows_of(facts) if row.changed),
+        "about": ABOUT,
         "moves": list(moves_of(facts)),
         "rows": rows,
         "states": any(row["words"] for row in rows),

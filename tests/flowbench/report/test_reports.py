@@ -344,24 +344,31 @@ def test_where_pairs_differ_too_much_neither_speed_nor_interval_is_given(
 
 @pytest.mark.parametrize("form", ["console", "markdown", "html"])
 @pytest.mark.parametrize(
-    ("base", "head", "said"),
+    ("base", "head", "about", "said"),
     [
-        ((1.36, 1.44), (1.29, 1.37), "1.290 - 1.370"),
-        ((1.36, 1.44), (0.7, 2.9), "too few pairs"),
-        ((0.7, 2.9), (1.29, 1.37), "too few pairs"),
-        ((1.36, 1.44), None, "one pair only"),
-        (None, (1.29, 1.37), "one pair only"),
+        ((1.36, 1.44), (1.29, 1.37), "", "1.290 - 1.370"),
+        ((1.36, 1.44), (0.7, 2.9), "", "too few pairs"),
+        ((0.7, 2.9), (1.29, 1.37), "≈", "1.290 - 1.370"),
+        ((1.36, 1.44), None, "", "one pair only"),
+        (None, (1.29, 1.37), "≈", "1.290 - 1.370"),
+        (None, (0.7, 2.9), "≈", "too few pairs"),
     ],
 )
-def test_a_relative_speed_of_a_changed_cell_has_its_interval_or_too_few_pairs(
-    situations: dict[str, Any], form: str, base: tuple[float, float] | None, head: tuple[float, float] | None, said: str
+def test_a_relative_speed_of_a_changed_cell_has_the_interval_of_head(
+    situations: dict[str, Any],
+    form: str,
+    base: tuple[float, float] | None,
+    head: tuple[float, float] | None,
+    about: str,
+    said: str,
 ) -> None:
     comparison = situations["one_cell"].comparison
     time, memory = comparison.comparisons
     time = dataclasses.replace(time, base_relative_interval=base, head_relative_interval=head)
     changed = dataclasses.replace(comparison, comparisons=(time, memory))
     text = rendered(dataclasses.replace(situations["one_cell"], comparison=changed), form)
-    assert re.search(rf"1\.40 → 1\.33 \(?{said}", words_of(text) if form == "html" else text)
+    assert re.search(rf"(?<!≈){about}1\.40 → 1\.33 \(?{said}", words_of(text) if form == "html" else text)
+    assert ("≈: base had too few pairs" in text) == bool(about)
 
 
 @pytest.mark.parametrize("form", ["console", "markdown", "html"])
