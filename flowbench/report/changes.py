@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flowbench.cell import Case
@@ -22,12 +22,17 @@ ORDER = (
 )  # fmt: skip
 _RANK = {verdict: rank for rank, verdict in enumerate(ORDER)}
 UNCHANGED = (Verdict.SAME, Verdict.UNCLEAR)
-# A sign beside the colour, for who sees no colours.
+# A sign beside the colour, for who sees no colours. None is an arrow: what is worse may be more time or less speed.
+WORSE, BETTER, _NO_FIGURES = "!", "✓", "✕"
 SIGNS: Mapping[Verdict, str] = {
-    Verdict.SLOWER: "▼", Verdict.LARGER: "▲", Verdict.FAILED: "✕", Verdict.VOID: "✕", Verdict.LOST: "✕", Verdict.FASTER: "▲",
-    Verdict.SMALLER: "▼", Verdict.NEW: "+", Verdict.UNCLEAR: "?", Verdict.SAME: "=",
+    Verdict.SLOWER: WORSE, Verdict.LARGER: WORSE, Verdict.FAILED: _NO_FIGURES, Verdict.VOID: _NO_FIGURES,
+    Verdict.LOST: _NO_FIGURES, Verdict.FASTER: BETTER, Verdict.SMALLER: BETTER, Verdict.NEW: "+", Verdict.UNCLEAR: "?",
+    Verdict.SAME: "=",
 }  # fmt: skip
-
+_MEANINGS: Mapping[str, str] = {
+    WORSE: "worse (slower or larger)", _NO_FIGURES: "failed, void or lost", BETTER: "better (faster or smaller)", "+": "new",
+    "?": "unclear", "=": "the same",
+}  # fmt: skip
 # Before a relative speed of base's that its own pairs are too few to tell.
 ABOUT = "≈"
 
@@ -133,6 +138,12 @@ def rows_of(facts: Facts) -> tuple[Row, ...]:
         memory = sorted((one for one in members if one.quantity.unit == "bytes"), key=_telling)
         rows.append(Row(case, engine, names.get(engine, engine), members[0].label, time, tuple(memory)))
     return tuple(sorted(rows, key=lambda row: _RANK[row.worst]))
+
+
+def legend_of(rows: Iterable[Row]) -> str:
+    """What the signs of `rows` mean: of a row's verdicts the one to know first; empty without any."""
+    used = {SIGNS[row.worst] for row in rows}
+    return "; ".join(f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in used)
 
 
 def anchor(engine: str, case: Case) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from flowbench.judge.verdict import Change, Verdict
-from flowbench.report.changes import ABOUT, SIGNS, Row, rows_of
+from flowbench.report.changes import ABOUT, SIGNS, Row, legend_of, rows_of
 from flowbench.report.facts import Comparison, Disturbance, Facts, Side
 from flowbench.report.headline import Tone, headline_of, spoken
 from flowbench.report.style import Colour, Style
@@ -58,9 +58,12 @@ def write(facts: Facts, style: Style | None = None) -> str:
 
 def _below(facts: Facts) -> Iterator[str]:
     if facts.changes is not None:
+        rows = rows_of(facts)
+        if rows:
+            yield f"signs: {legend_of(rows)}."
         yield "time: median step; ratios are of pairs, not of these times. head / base above 1: head takes more."
         if facts.reference is not None:
-            about = f" {ABOUT}: base had too few pairs." if any(row.has_weak_base for row in rows_of(facts)) else ""
+            about = f" {ABOUT}: base had too few pairs." if any(row.has_weak_base for row in rows) else ""
             yield f"relative: reference / the side, above 1 the side is faster; in brackets head's 95 % interval.{about}"
     elif facts.reference is not None and facts.anything_measured:
         yield "ms: median step. relative: reference / subject, above 1 the subject is faster."

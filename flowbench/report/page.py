@@ -13,7 +13,7 @@ from flowbench.cell import Cell
 from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.verdict import Verdict
 from flowbench.report import charts, speed_stats
-from flowbench.report.changes import ABOUT, SIGNS, Row, anchor, rows_of
+from flowbench.report.changes import ABOUT, BETTER, SIGNS, WORSE, Row, anchor, legend_of, rows_of
 from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.figures import MOST_CHARTS, colours_of, figures_of, histories_of, left_out_words, memory_timeline
 from flowbench.report.headline import headline_of, spoken
@@ -31,7 +31,7 @@ from flowbench.report.words import (
     spread,
 )
 
-_TONE_SIGNS = {"worse": "▼", "better": "▲", "same": "=", "unknown": "?", "plain": ""}
+_TONE_SIGNS = {"worse": WORSE, "better": BETTER, "same": "=", "unknown": "?", "plain": ""}
 
 
 def write(facts: Facts, style: Style | None = None) -> str:
@@ -65,6 +65,8 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "changed": list(_changed(facts)),
         "has_weak_base": any(row.has_weak_base for row in rows_of(facts) if row.changed),
         "about": ABOUT,
+        "legend": legend_of(rows_of(facts)),
+        "changed_legend": legend_of(row for row in rows_of(facts) if row.changed),
         "moves": list(moves_of(facts)),
         "rows": rows,
         "states": any(row["words"] for row in rows),

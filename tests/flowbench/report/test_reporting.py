@@ -18,11 +18,12 @@ from flowbench import cli, report
 from flowbench.commands import comparing, reporting, running
 from flowbench.commands.comparing import with_false_alarms
 from flowbench.errors import FlowbenchError
-from flowbench.judge.verdict import SideName
+from flowbench.judge.verdict import SideName, Verdict
 from flowbench.measure.plan import Request
 from flowbench.record.document import document_text, read_document
 from flowbench.record.noise import NoiseFloor, keep_floor
 from flowbench.record.run import RunDocument
+from flowbench.report.changes import SIGNS
 from flowbench.report.style import Style
 from flowbench.report.words import memory_ratio
 
@@ -210,7 +211,9 @@ def test_in_ascii_nothing_is_lost_but_accents(situations: dict) -> None:
         text = report.render(situation.document, comparison=situation.comparison, style=Style(ascii_only=True))
         assert text.isascii()
         if name != "hostile_names":
-            assert "?" not in text.replace("?  ", "").replace("killed?", "").replace("memory?", "")
+            assert "?" not in text.replace("?  ", "").replace("? unclear", "").replace("killed?", "").replace(
+                "memory?", ""
+            )
     assert Style(ascii_only=True).shown("naïve → 2 × 3 … Ⅳ 漢") == "naive -> 2 x 3 ... IV ?"
 
 
@@ -220,7 +223,7 @@ def test_colours_say_what_words_say(situations: dict) -> None:
     painted = report.render(made.document, comparison=made.comparison, style=Style(colour=True))
     lines = painted.splitlines()
     assert lines[0] == f"\x1b[31m{plain.splitlines()[0]}\x1b[0m"
-    assert sum(line.startswith("\x1b[31m▼") for line in lines) == 2
+    assert sum(line.startswith("\x1b[31m!") for line in lines) == 2
     assert sum(line.startswith("\x1b[33m?") for line in lines) == 1
     assert re.sub(r"\x1b\[\d+m", "", painted) == plain
 
@@ -243,6 +246,24 @@ def test_a_comparison_names_what_was_measured_and_whose_commit_flowbench_ran_fro
         text = report.render(made.document, form, comparison=comparison)
         assert "1a2b3c4d1a" in text, form
         assert "1a2b3c4d1a2" not in text, form
+
+
+def test_a_sign_says_worse_or_better_whatever_the_quantity_and_is_explained(situations: dict) -> None:
+    assert {verdict: SIGNS[verdict] for verdict in SIGNS if verdict.is_judged} == {
+        Verdict.SLOWER: "!", Verdict.LARGER: "!", Verdict.FASTER: "✓", Verdict.SMALLER: "✓", Verdict.SAME: "=",
+    }  # fmt: skip
+    explained = {
+        "slower": "! worse (slower or larger); ? unclear; = the same.",
+        "memory_grew": "! worse (slower or larger); = the same.",
+        "faster": "✓ better (faster or smaller); = the same.",
+        "lost": "✕ failed, void or lost; + new; = the same.",
+        "all_same": "= the same.",
+    }
+    for name, signs in explained.items():
+        for form, start in (("console", "signs: "), ("markdown", "Signs: "), ("html", "Signs: ")):
+            made = situations[name]
+            assert start + signs in report.render(made.document, form, comparison=made.comparison), (name, form)
+    assert "igns: " not in report.render(situations["two_cells"].document)
 
 
 def test_memory_that_differs_by_little_does_not_read_as_the_same(situations: dict) -> None:
