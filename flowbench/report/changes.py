@@ -13,7 +13,7 @@ from flowbench.judge.stats import untold
 from flowbench.judge.verdict import Comparison, Verdict
 from flowbench.report.facts import Facts
 from flowbench.report.names import side_less_name
-from flowbench.report.words import interval
+from flowbench.report.words import interval, sizes
 
 # From what a reader has to know first to what needs no attention.
 ORDER = (
@@ -115,6 +115,11 @@ class Row:
         return interval(self.time.head_relative_interval)
 
     @property
+    def sizes(self) -> str:
+        """Base's and head's peak of the memory comparison that says most; empty where there is none."""
+        return sizes_of(self.memory[0]) if self.memory else ""
+
+    @property
     def words(self) -> str:
         """Its verdicts in words: `slower, memory larger`."""
         told = [str(self.time.verdict)] if self.time else []
@@ -138,6 +143,13 @@ def rows_of(facts: Facts) -> tuple[Row, ...]:
         memory = sorted((one for one in members if one.quantity.unit == "bytes"), key=_telling)
         rows.append(Row(case, engine, names.get(engine, engine), members[0].label, time, tuple(memory)))
     return tuple(sorted(rows, key=lambda row: _RANK[row.worst]))
+
+
+def sizes_of(one: Comparison) -> str:
+    """Base's and head's peak of one memory comparison: `836.1 MiB → 836.4 MiB`; empty where neither is known."""
+    if one.base is None and one.head is None:
+        return ""
+    return sizes(one.base, one.head, told_apart=one.verdict in (Verdict.LARGER, Verdict.SMALLER))
 
 
 def legend_of(rows: Iterable[Row]) -> str:

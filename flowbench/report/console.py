@@ -190,7 +190,7 @@ def _memory_change(row: Row) -> str:
     if not row.memory or row.memory[0].base is None or row.memory[0].head is None:
         return "-"
     one = row.memory[0]
-    return memory_ratio(one.change.ratio) if one.change else f"{mebibytes(one.base or 0)} → {mebibytes(one.head or 0)}"
+    return memory_ratio(one.change.ratio) if one.change else row.sizes
 
 
 def _cut(lines: list[str], most: int, what: str) -> list[str]:

@@ -49,9 +49,20 @@ def milliseconds(time_ms: float) -> str:
     return f"{time_ms:.1f}" if time_ms >= 100 else f"{time_ms:.2f}" if time_ms >= 1 else f"{time_ms:.4f}"
 
 
-def mebibytes(size_bytes: float) -> str:
+def mebibytes(size_bytes: float, digits: int = 0) -> str:
     """A size in MiB."""
-    return f"{size_bytes / 1024 / 1024:,.0f} MiB".replace(",", " ")
+    return f"{size_bytes / 1024 / 1024:,.{digits}f} MiB".replace(",", " ")
+
+
+def sizes(base_bytes: float | None, head_bytes: float | None, told_apart: bool) -> str:
+    """`836 MiB → 837 MiB`; where they are `told_apart` by a verdict, with as many digits as it takes to see it."""
+    digits = 0
+    if told_apart and base_bytes is not None and head_bytes is not None and base_bytes != head_bytes:
+        # An allocator's smallest step is 512 bytes, or 0.0005 MiB.
+        digits = next(
+            (digits for digits in range(4) if mebibytes(base_bytes, digits) != mebibytes(head_bytes, digits)), 4
+        )
+    return " → ".join("–" if size is None else mebibytes(size, digits) for size in (base_bytes, head_bytes))
 
 
 def memory_ratio(ratio: float) -> str:

@@ -25,9 +25,10 @@ from flowbench.record.noise import NoiseFloor, keep_floor
 from flowbench.record.run import RunDocument
 from flowbench.report.changes import SIGNS
 from flowbench.report.style import Style
-from flowbench.report.words import memory_ratio
+from flowbench.report.words import memory_ratio, sizes
 
 ROOT = Path(__file__).parents[3]
+MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -281,6 +282,31 @@ def test_memory_that_differs_by_little_does_not_read_as_the_same(situations: dic
     assert [memory_ratio(ratio) for ratio in (1.0, 0.5, 1.0004, 0.99984, 1 + 1e-12)] == [
         "1.000", "0.500", "1.0004", "0.9998", "1.000",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verdict", "head_bytes", "said"),
+    [
+        (Verdict.LARGER, 0.3 * MIB, "836.0 MiB → 836.3 MiB"),
+        (Verdict.LARGER, 1024, "836.000 MiB → 836.001 MiB"),
+        (Verdict.SMALLER, -1024, "836.000 MiB → 835.999 MiB"),
+        (Verdict.LARGER, 3 * MIB, "836 MiB → 839 MiB"),
+        (Verdict.SAME, 0.3 * MIB, "836 MiB → 836 MiB"),
+    ],
+)
+def test_sizes_that_a_verdict_tells_apart_do_not_read_as_the_same(
+    situations: dict, verdict: Verdict, head_bytes: float, said: str
+) -> None:
+    made = situations["one_cell"]
+    time, memory = made.comparison.comparisons
+    base = 836.0 * MIB
+    change = replace(memory.change, ratio=1 + head_bytes / base)
+    memory = replace(memory, verdict=verdict, base=base, head=base + head_bytes, change=change)
+    comparison = replace(made.comparison, comparisons=(time, memory))
+    for form in ("markdown", "html"):
+        text = report.render(made.document, form, comparison=comparison)
+        assert text.count(said) == 2, form
+    assert sizes(None, base + 1, told_apart=True) == "– → 836 MiB"
 
 
 def test_a_pipe_that_shows_ascii_alone_gets_ascii(run_file: Path) -> None:
