@@ -47,7 +47,7 @@ def write(facts: Facts, style: Style | None = None) -> str:
     """The text of `facts`; what is cut is said."""
     style = style or Style()
     headline = headline_of(facts)
-    notes = _cut([spoken(note, one_line) for note in headline.notes], _MOST_NOTES, "notes")
+    notes = _cut([spoken(note, one_line) for note in headline.notes], _MOST_NOTES, "note")
     above = [style.paint(one_line(spoken(headline.verdict, one_line), 300), _TONES[headline.tone]), *notes, ""]
     below = ["", *_below(facts)]
     table = list(_changes_lines(facts) if facts.changes else _speed_lines(facts))
@@ -70,10 +70,10 @@ def _below(facts: Facts) -> Iterator[str]:
         yield "memory: largest peak, subject / reference, below 1 the subject needs less."
     if facts.left_out:
         yield "Not measured:"
-        yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reasons")
+        yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reason")
     if facts.disturbances:
         yield "Disturbed by:"
-        yield from _cut(list(map(_disturbance_line, facts.disturbances)), _MOST_KINDS, "kinds")
+        yield from _cut(list(map(_disturbance_line, facts.disturbances)), _MOST_KINDS, "kind")
     protocol = facts.document.protocol
     if facts.changes is not None:
         yield from (
@@ -82,7 +82,7 @@ def _below(facts: Facts) -> Iterator[str]:
         )
     wanted = {"run", "commit", "flowbench's commit", "GPU" if facts.document.on_gpu else "CPU"}
     details = [(word, f"{word}: {text}") for word, text in details_of(facts.document)]
-    yield from _cut([line for word, line in details if word in wanted], 4, "details")
+    yield from _cut([line for word, line in details if word in wanted], 4, "detail")
     yield from (line for word, line in details if word == "false alarms")
     yield (
         f"{pairs_of(facts.document)} of fresh processes, {protocol.warmup} warm-up and "
@@ -92,7 +92,8 @@ def _below(facts: Facts) -> Iterator[str]:
 
 def _disturbance_line(found: Disturbance) -> str:
     more = len(found.messages) - 1
-    return f"  {found.kind}: {one_line(found.messages[0], _WIDTH - 40)}{f', and {more} more like it' if more else ''}"
+    start, end = f"  {found.kind}: ", f", and {more} more like it" if more else ""
+    return f"{start}{one_line(found.messages[0], _WIDTH - len(start) - len(end))}{end}"
 
 
 def _speed_lines(facts: Facts) -> Iterator[_Line]:
@@ -195,4 +196,4 @@ def _memory_change(row: Row) -> str:
 
 def _cut(lines: list[str], most: int, what: str) -> list[str]:
     shown = [" " * (len(line) - len(line.lstrip())) + one_line(line, _WIDTH) for line in lines[:most]]
-    return shown + ([f"  … and {len(lines) - most} more {what}"] if len(lines) > most else [])
+    return shown + ([f"  … and {counted(len(lines) - most, f'more {what}')}"] if len(lines) > most else [])

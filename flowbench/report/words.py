@@ -12,15 +12,21 @@ from flowbench.record.gpu import Range
 from flowbench.record.run import RunDocument, SidesCompared
 
 _ZERO_WIDTH_SPACE = "\u200b"
+# Where less has room it is a name, of which every letter may tell it from others.
+_SENTENCE = 80
 _PLAIN_NAME = re.compile(r"(?!www\.)[A-Za-z0-9](?:[\w.+-]*|[A-Za-z0-9 .+-]*)", re.ASCII | re.IGNORECASE)
 
 
 def one_line(text: str, longest: int = 200) -> str:
-    """`text` in one line of printable characters, cut with an ellipsis where it is longer than `longest`."""
+    """`text` in one line of printable characters, cut with an ellipsis behind `longest`: a sentence after a word."""
     if not text.isprintable():
         text = "".join(character if character.isprintable() else " " for character in text)
     line = " ".join(text.split())
-    return line if len(line) <= longest else line[: longest - 1].rstrip() + "…"
+    if len(line) <= longest:
+        return line
+    words = line[:longest].rpartition(" ")[0]
+    after_a_word = longest >= _SENTENCE and len(words) > longest // 2
+    return (words if after_a_word else line[: longest - 1]).rstrip() + "…"
 
 
 def markdown(text: str, longest: int = 200) -> str:

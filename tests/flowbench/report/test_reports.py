@@ -24,6 +24,7 @@ from flowbench.record.sample import Sample
 from flowbench.report.facts import facts_of
 from flowbench.report.headline import headline_of
 from flowbench.report.templating import Templates
+from flowbench.report.words import one_line
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
 SUFFIX = {
@@ -397,6 +398,28 @@ def test_console_fits_forty_lines(situations: dict[str, Any]) -> None:
         lines = rendered(situation, "console").splitlines()
         assert len(lines) <= 40
         assert all(line.isprintable() for line in lines)
+
+
+def test_what_the_console_cuts_is_counted_and_cut_after_a_word(situations: dict[str, Any]) -> None:
+    made = situations["slower"]
+    limits = tuple(LimitResult("*", "max_step_ms", "", 2.0, 1.0, False, 1, f"limit {number}") for number in range(4))
+    text = (
+        "resnet18 [1, 3, 64, 64]: its last batch norm sees 4 values per channel, fewer than 8: "
+        + "losses are chaotic " * 9
+    )
+    document = dataclasses.replace(made.document, findings=(Finding("few values", text, None, None),))
+    comparison = dataclasses.replace(made.comparison, limits=limits)
+    lines = report.render(document, comparison=comparison).splitlines()
+    assert "  … and 1 more note" in lines, "four limits and the speed"
+    (told,) = [line for line in lines if line.startswith("  few values: ")]
+    assert 130 < len(told) <= 150
+    assert told.endswith((" losses…", " are…", " chaotic…"))
+    words = "one two " * 12
+    assert [one_line(words, most) for most in (96, 90, 88, 87)] == [
+        words.strip(), words[:87] + "…", words[:87] + "…", words[:83] + "…",
+    ]  # fmt: skip
+    assert one_line("resnet18, world size=2", 20) == "resnet18, world siz…", "a name"
+    assert one_line("at " + "a" * 200, 90) == "at " + "a" * 86 + "…", "a word that is most of the line"
 
 
 def test_a_busy_box_does_not_hide_what_a_gpu_did(documents: dict[str, RunDocument]) -> None:
