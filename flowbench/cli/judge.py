@@ -45,7 +45,9 @@ def _measuring(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--limits", type=click.Path(path_type=Path), metavar="FILE",
               help="Thresholds by cell. Default: flowbench.toml where you are, if there is one.")  # fmt: skip
 @click.option(
-    "--force", is_flag=True, help="Show documents of unlike machines beside each other; nothing is judged then."
+    "--force",
+    is_flag=True,
+    help="Show documents of unlike machines or numbers of threads beside each other; what is unlike is not judged.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR",
               help="Where the run document and its reports are written. Default: reports/out.")  # fmt: skip

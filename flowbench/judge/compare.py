@@ -320,7 +320,12 @@ def _stopping(document: RunDocument) -> str:
 
 def label_of(document: RunDocument, case: Case) -> str:
     """A label for people that no other case of the document has."""
-    return case.label if document.labels[case.label] == 1 else f"{case.label}, {case.device}, threads={case.threads}"
+    return label_among(document.labels, case)
+
+
+def label_among(shared: Mapping[str, int], case: Case) -> str:
+    """A label for people; `shared` has how many cases have each: threads are told only where they tell cases apart."""
+    return case.label if shared[case.label] == 1 else f"{case.label}, threads={case.threads}"
 
 
 def side_name(side: Side) -> SideName:

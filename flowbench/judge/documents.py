@@ -5,21 +5,28 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flowbench.cell import Case, Cell
-from flowbench.judge.compare import STEP_TIME, Matched, label_of, margin_between, missing_verdict, one_sided, overall_of
+from flowbench.judge.compare import (
+    STEP_TIME,
+    Matched,
+    label_among,
+    margin_between,
+    missing_verdict,
+    one_sided,
+    overall_of,
+)
 from flowbench.judge.inference import Mean, beyond, difference_of, holm
 from flowbench.judge.memory import both_peaks, judge_memory, peaks_of
 from flowbench.judge.pairs import matched_samples, ratio_to_reference
 from flowbench.judge.stats import process_median
 from flowbench.judge.times import LEAST_MARGIN, LEVEL, by_chance, pair_log_ratio, percent
-from flowbench.judge.verdict import Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
+from flowbench.judge.verdict import NOT_COMPARABLE, Canary, Change, Comparison, ComparisonSet, Margin, SideName, Verdict
 from flowbench.record.run import RunDocument
 from flowbench.record.sample import Sample
-
-NOT_COMPARABLE = "not comparable"
 
 
 def judge_documents(
@@ -27,7 +34,8 @@ def judge_documents(
 ) -> ComparisonSet:
     """The verdicts from one document to the other. On unlike machines nothing is judged: every verdict is `unclear`.
 
-    `differences` says in which fields the machines differ; `force` marks what is shown all the same as not comparable.
+    `differences` says in which fields the machines differ; `force` marks what is shown all the same as not comparable, and
+    puts cells beside each other that differ in threads alone.
     Times are compared relative to the reference of each document; without one, or with another version of it, a slower machine
     and a slower engine look the same, and no time is judged. `noise_floors` are those known of the machine, by `ENGINE/CASE`;
     where a document has larger ones, these count.
@@ -35,18 +43,24 @@ def judge_documents(
     differences = tuple(base.machine.differences(head.machine))
     times: list[Comparison] = []
     memory: list[Comparison] = []
-    matches = list(_matches(base, head))
+    matches = _beside_each_other(_matches(base, head)) if force else _matches(base, head)
+    labels, elsewhere = _labels(matches), dict(_other_threads(matches))
     means = {index: mean for index, match in enumerate(matches) if (mean := _change(base, head, match)) is not None}
     floors = _largest([noise_floors or {}, *(one.comparison.noise_floors for one in (base, head) if one.comparison)])
     margins = [margin_between(match, LEAST_MARGIN, floors) for match in matches]
-    ps = [beyond(mean, math.log1p(margins[index].size)) for index, mean in means.items()]
-    adjusted = dict(zip(means, holm(ps), strict=True))
+    tests = [index for index in means if _like_threads(matches[index])]
+    ps = [beyond(means[index], math.log1p(margins[index].size)) for index in tests]
+    adjusted = dict(zip(tests, holm(ps), strict=True))
     why_not = _why_no_times(base, head)
     for index, match in enumerate(matches):
-        tested = _Tested(margins[index], means.get(index), adjusted.get(index, 1.0), len(means))
+        tested = _Tested(margins[index], means.get(index), adjusted.get(index, 1.0), len(tests))
         time = _time_of(base, head, match, tested, why_not)
-        times.append(time)
-        memory += _memory_of(base, head, match, time)
+        time = replace(time, label=labels[match], reason=elsewhere.get(match, time.reason))
+        both = [time, *_memory_of(base, head, match, time)]
+        if not _like_threads(match):
+            both = [_not_comparable(one, f"{NOT_COMPARABLE}: {_threads_of(match)}, shown by force") for one in both]
+        times.append(both[0])
+        memory += both[1:]
     comparisons = (*times, *memory)
     if differences:
         reason = f"{NOT_COMPARABLE}: unlike machines" + (", shown by force" if force else "")
@@ -93,11 +107,61 @@ def _why_no_times(base: RunDocument, head: RunDocument) -> str | None:
     return None
 
 
-def _matches(base: RunDocument, head: RunDocument) -> Iterator[Matched]:
+def _matches(base: RunDocument, head: RunDocument) -> list[Matched]:
     """The cells of both documents other than the references', head's side of a sitting of two sides; those of base first."""
     ours, theirs = _subjects(base), _subjects(head)
-    for key in dict.fromkeys([*ours, *theirs]):
-        yield Matched(*key, ours.get(key), theirs.get(key), ())
+    return [Matched(*key, ours.get(key), theirs.get(key), ()) for key in dict.fromkeys([*ours, *theirs])]
+
+
+def _beside_each_other(matches: list[Matched]) -> list[Matched]:
+    """The matches, a lost and a new cell that differ in threads alone as one, where no other does."""
+    pairs = {lost[0]: new[0] for lost, new in _apart(matches) if len(lost) == len(new) == 1}
+    joined = [replace(pairs[one], base=one.base) if one in pairs else one for one in matches]
+    found = set(pairs.values())
+    return [one for one in joined if one not in found]
+
+
+def _like_threads(match: Matched) -> bool:
+    return not (match.base and match.head) or match.base.threads == match.head.threads
+
+
+def _threads_of(match: Matched) -> str:
+    return " / ".join(str(cell.threads) for cell in (match.base, match.head) if cell) + " threads"
+
+
+def _apart(matches: Iterable[Matched]) -> Iterator[tuple[list[Matched], list[Matched]]]:
+    """The lost and the new cells that differ in threads alone."""
+    groups: dict[tuple[Case, str], tuple[list[Matched], list[Matched]]] = {}
+    for match in matches:
+        if match.base is None or match.head is None:
+            lost, new = groups.setdefault((replace(match.case, threads=1), match.engine), ([], []))
+            (lost if match.head is None else new).append(match)
+    yield from ((lost, new) for lost, new in groups.values() if lost and new)
+
+
+def _other_threads(matches: Iterable[Matched]) -> Iterator[tuple[Matched, str]]:
+    """Why a cell is lost or new that the other document has with other threads, which are part of what is measured."""
+    for lost, new in _apart(matches):
+        for side, ours, theirs in (("head", lost, new), ("base", new, lost)):
+            *others, last = sorted(match.case.threads for match in theirs)
+            has = (
+                f"{', '.join(map(str, others))} and {last} threads"
+                if others
+                else f"{last} thread{'s' if last > 1 else ''}"
+            )
+            for match in ours:
+                way_out = "measure both with the same --threads"
+                yield match, f"{side} has it with {has} in place of {match.case.threads}: {way_out}"
+
+
+def _labels(matches: Iterable[Matched]) -> dict[Matched, str]:
+    """A label for each match that no other case of the two documents has."""
+    matches = list(matches)
+    shared = Counter(case.label for case in {match.case for match in matches})
+    return {
+        match: label_among(shared, match.case) if _like_threads(match) else f"{match.case.label}, {_threads_of(match)}"
+        for match in matches
+    }
 
 
 def _subjects(document: RunDocument) -> dict[tuple[Case, str], Cell]:
@@ -131,8 +195,9 @@ def _good(document: RunDocument, cell: Cell | None) -> tuple[Sample, ...]:
 
 def _time_of(base: RunDocument, head: RunDocument, match: Matched, tested: _Tested, why_not: str | None) -> Comparison:
     ours, theirs = _good(base, match.base), _good(head, match.head)
-    label = label_of(base if match.base else head, match.case)
-    bare = Comparison(match.case, match.engine, label, STEP_TIME, Verdict.UNCLEAR, "", tags=("different sittings",))
+    bare = Comparison(
+        match.case, match.engine, match.case.label, STEP_TIME, Verdict.UNCLEAR, "", tags=("different sittings",)
+    )
     if not ours or not theirs:
         one = base.samples_of(match.base) if match.base else ()
         other = head.samples_of(match.head) if match.head else ()

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from flowbench.cell import Case
 from flowbench.record.run import NotMeasured
+
+# The tag of figures of unlike machines, or of unlike numbers of threads, which are shown by force.
+NOT_COMPARABLE = "not comparable"
+
+# A commit by its digits, as people ask for it and as it is shown.
+_COMMIT = re.compile(r"[0-9a-fA-F]{7,40}")
+_WHOLE_COMMIT = re.compile(r"[0-9a-fA-F]{40}")
+_DIGITS = 10
 
 
 class Verdict(enum.StrEnum):
@@ -175,11 +184,20 @@ class SideName:
     dirty: bool
 
     @property
+    def name(self) -> str:
+        """What was asked for, the digits of a whole commit shortened."""
+        return self.asked[:_DIGITS] if _WHOLE_COMMIT.fullmatch(self.asked) else self.asked
+
+    @property
     def label(self) -> str:
-        """`main (1a2b3c4d5e, with uncommitted changes)`."""
+        """`main (1a2b3c4d5e, with uncommitted changes)`; a commit that was asked for by its digits is told once."""
         if self.commit is None:
-            return self.asked
-        return f"{self.asked} ({self.commit[:10]}{', with uncommitted changes' if self.dirty else ''})"
+            return self.name
+        by_digits = _COMMIT.fullmatch(self.asked) and self.commit.startswith(self.asked.lower())
+        notes = [] if by_digits else [self.commit[:_DIGITS]]
+        notes += ["with uncommitted changes"] if self.dirty else []
+        name = self.commit[:_DIGITS] if by_digits else self.name
+        return f"{name} ({', '.join(notes)})" if notes else name
 
 
 @dataclass(frozen=True)
@@ -245,14 +263,17 @@ class ComparisonSet:
 
     @property
     def is_only_unclear(self) -> bool:
-        """Whether all was measured as planned, on alike machines, and nothing but an `unclear` keeps the exit code from 0.
+        """Whether all was measured as planned, and nothing but an `unclear` keeps the exit code from 0.
 
-        Not so where the canary is flagged: then it is not known that nothing is worse.
+        Not so for what is shown by force, of unlike machines or numbers of threads, nor where the canary is flagged: then it is
+        not known that nothing is worse.
         """
         if self.canary.state == "flagged":
             return False
         open_ones = [one for one in self.comparisons if not (one.verdict.is_judged or one.verdict is Verdict.NEW)]
-        measured = all(one.verdict is Verdict.UNCLEAR and one.pairs > 0 for one in open_ones)
+        measured = all(
+            one.verdict is Verdict.UNCLEAR and one.pairs > 0 and NOT_COMPARABLE not in one.tags for one in open_ones
+        )
         kept = all(limit.kept or limit.is_unclear for limit in self.limits)
         unclear = bool(open_ones) or any(limit.is_unclear for limit in self.limits)
         return self.exit_code == 2 and kept and measured and unclear and not self.differences

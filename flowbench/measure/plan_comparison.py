@@ -11,7 +11,7 @@ from flowbench.judge.times import LEAST_MARGIN, LEAST_PAIRS
 from flowbench.measure.plan import Request, plan_run
 from flowbench.measure.refs import PACKAGE
 from flowbench.measure.schedule import estimate_s
-from flowbench.record.run import Engine, NotMeasured, Protocol, RunDocument, Side, SidesCompared
+from flowbench.record.run import Engine, Protocol, RunDocument, Side, SidesCompared
 
 ORDER = "in turns"
 PAIRS = 20
@@ -68,7 +68,6 @@ def plan_comparison(
         engines=tuple(_engines(run, subjects, (*SIDES, *extra_sides, *(["canary"] if with_canary else [])))),
         cells=tuple(_cells(run, subjects, cheapest if with_canary else None, extra_sides)),
         protocol=_protocol(run.protocol, request, cheapest, on_gpu=any(cell.device == "cuda" for cell in cells)),
-        not_measured=tuple(_not_measured(run, subjects)),
         comparison=SidesCompared(
             base=base,
             head=head,
@@ -120,10 +119,3 @@ def _cells(
 
 def _side_cell(case: Case, engine: Engine, side: str) -> Cell:
     return Cell.of(case, f"{engine.name}@{side}")
-
-
-def _not_measured(run: RunDocument, subjects: Sequence[Engine]) -> Iterator[NotMeasured]:
-    yield from run.not_measured
-    of_no_side = [engine.name for engine in run.engines if engine not in subjects and engine.name != run.reference]
-    if of_no_side:
-        yield NotMeasured(", ".join(of_no_side), "base and head do not differ in it")

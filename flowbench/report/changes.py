@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flowbench.cell import Case
-from flowbench.judge.stats import is_telling
+from flowbench.judge.stats import untold
 from flowbench.judge.verdict import Comparison, Verdict
 from flowbench.report.facts import Facts
 from flowbench.report.names import side_less_name
-from flowbench.report.words import interval
+from flowbench.report.words import interval, sizes
 
 # From what a reader has to know first to what needs no attention.
 ORDER = (
@@ -22,11 +22,19 @@ ORDER = (
 )  # fmt: skip
 _RANK = {verdict: rank for rank, verdict in enumerate(ORDER)}
 UNCHANGED = (Verdict.SAME, Verdict.UNCLEAR)
-# A sign beside the colour, for who sees no colours.
+# A sign beside the colour, for who sees no colours. None is an arrow: what is worse may be more time or less speed.
+WORSE, BETTER, _NO_FIGURES = "!", "✓", "✕"
 SIGNS: Mapping[Verdict, str] = {
-    Verdict.SLOWER: "▼", Verdict.LARGER: "▲", Verdict.FAILED: "✕", Verdict.VOID: "✕", Verdict.LOST: "✕", Verdict.FASTER: "▲",
-    Verdict.SMALLER: "▼", Verdict.NEW: "+", Verdict.UNCLEAR: "?", Verdict.SAME: "=",
+    Verdict.SLOWER: WORSE, Verdict.LARGER: WORSE, Verdict.FAILED: _NO_FIGURES, Verdict.VOID: _NO_FIGURES,
+    Verdict.LOST: _NO_FIGURES, Verdict.FASTER: BETTER, Verdict.SMALLER: BETTER, Verdict.NEW: "+", Verdict.UNCLEAR: "?",
+    Verdict.SAME: "=",
 }  # fmt: skip
+_MEANINGS: Mapping[str, str] = {
+    WORSE: "worse (slower or larger)", _NO_FIGURES: "failed, void or lost", BETTER: "better (faster or smaller)", "+": "new",
+    "?": "unclear", "=": "the same",
+}  # fmt: skip
+# Before a relative speed of base's that its own pairs are too few to tell.
+ABOUT = "≈"
 
 
 @dataclass(frozen=True)
@@ -82,20 +90,34 @@ class Row:
 
     @property
     def speeds(self) -> str:
-        """How fast base and head are beside the reference: `1.40 → 1.33`; empty where head's is not known."""
+        """How fast base and head are beside the reference: `1.40 → 1.33`; empty where head's is not known.
+
+        Only head's interval stands behind them, so that base's is `≈1.40` where its own says nothing.
+        """
         if self.time is None or self.time.head_relative_speed is None:
             return ""
         base = self.time.base_relative_speed
-        return f"{'–' if base is None else f'{base:.2f}'} → {self.time.head_relative_speed:.2f}"
+        about = ABOUT if self.has_weak_base else ""
+        return f"{'–' if base is None else f'{about}{base:.2f}'} → {self.time.head_relative_speed:.2f}"
+
+    @property
+    def has_weak_base(self) -> bool:
+        """Whether a speed of base's is shown that its pairs are too few to tell."""
+        if self.time is None or self.time.head_relative_speed is None or self.time.base_relative_speed is None:
+            return False
+        return untold(self.time.base_relative_interval) is not None
 
     @property
     def speeds_interval(self) -> str:
-        """The 95 % interval of head's speed beside the reference; in its place that the pairs of either side are too few."""
+        """The 95 % interval of head's speed beside the reference; in its place that its pairs are too few."""
         if self.time is None or self.time.head_relative_speed is None:
             return ""
-        base, head = self.time.base_relative_interval, self.time.head_relative_interval
-        weak = self.time.base_relative_speed is not None and not (base and is_telling(*base))
-        return interval(base if weak else head)
+        return interval(self.time.head_relative_interval)
+
+    @property
+    def sizes(self) -> str:
+        """Base's and head's peak of the memory comparison that says most; empty where there is none."""
+        return sizes_of(self.memory[0]) if self.memory else ""
 
     @property
     def words(self) -> str:
@@ -121,6 +143,19 @@ def rows_of(facts: Facts) -> tuple[Row, ...]:
         memory = sorted((one for one in members if one.quantity.unit == "bytes"), key=_telling)
         rows.append(Row(case, engine, names.get(engine, engine), members[0].label, time, tuple(memory)))
     return tuple(sorted(rows, key=lambda row: _RANK[row.worst]))
+
+
+def sizes_of(one: Comparison) -> str:
+    """Base's and head's peak of one memory comparison: `836.1 MiB → 836.4 MiB`; empty where neither is known."""
+    if one.base is None and one.head is None:
+        return ""
+    return sizes(one.base, one.head, told_apart=one.verdict in (Verdict.LARGER, Verdict.SMALLER))
+
+
+def legend_of(rows: Iterable[Row]) -> str:
+    """What the signs of `rows` mean: of a row's verdicts the one to know first; empty without any."""
+    used = {SIGNS[row.worst] for row in rows}
+    return "; ".join(f"{sign} {meaning}" for sign, meaning in _MEANINGS.items() if sign in used)
 
 
 def anchor(engine: str, case: Case) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from flowbench.judge.verdict import Change, Verdict
-from flowbench.report.changes import SIGNS, Row, rows_of
+from flowbench.report.changes import ABOUT, SIGNS, Row, legend_of, rows_of
 from flowbench.report.facts import Comparison, Disturbance, Facts, Side
 from flowbench.report.headline import Tone, headline_of, spoken
 from flowbench.report.style import Colour, Style
@@ -47,7 +47,7 @@ def write(facts: Facts, style: Style | None = None) -> str:
     """The text of `facts`; what is cut is said."""
     style = style or Style()
     headline = headline_of(facts)
-    notes = _cut([spoken(note, one_line) for note in headline.notes], _MOST_NOTES, "notes")
+    notes = _cut([spoken(note, one_line) for note in headline.notes], _MOST_NOTES, "note")
     above = [style.paint(one_line(spoken(headline.verdict, one_line), 300), _TONES[headline.tone]), *notes, ""]
     below = ["", *_below(facts)]
     table = list(_changes_lines(facts) if facts.changes else _speed_lines(facts))
@@ -58,22 +58,31 @@ def write(facts: Facts, style: Style | None = None) -> str:
 
 def _below(facts: Facts) -> Iterator[str]:
     if facts.changes is not None:
+        rows = rows_of(facts)
+        if rows:
+            yield f"signs: {legend_of(rows)}."
         yield "time: median step; ratios are of pairs, not of these times. head / base above 1: head takes more."
         if facts.reference is not None:
-            yield "relative: reference / the side, above 1 the side is faster; in brackets head's 95 % interval."
+            about = f" {ABOUT}: base had too few pairs." if any(row.has_weak_base for row in rows) else ""
+            yield f"relative: reference / the side, above 1 the side is faster; in brackets head's 95 % interval.{about}"
     elif facts.reference is not None and facts.anything_measured:
         yield "ms: median step. relative: reference / subject, above 1 the subject is faster."
         yield "memory: largest peak, subject / reference, below 1 the subject needs less."
     if facts.left_out:
         yield "Not measured:"
-        yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reasons")
+        yield from _cut([f"  {item.what}: {item.reason}" for item in facts.left_out], _MOST_REASONS, "reason")
     if facts.disturbances:
         yield "Disturbed by:"
-        yield from _cut(list(map(_disturbance_line, facts.disturbances)), _MOST_KINDS, "kinds")
+        yield from _cut(list(map(_disturbance_line, facts.disturbances)), _MOST_KINDS, "kind")
     protocol = facts.document.protocol
-    wanted = {"run", "commit", "GPU" if facts.document.on_gpu else "CPU"}
+    if facts.changes is not None:
+        yield from (
+            one_line(f"{side}: {name.label}", _WIDTH)
+            for side, name in (("base", facts.changes.base), ("head", facts.changes.head))
+        )
+    wanted = {"run", "commit", "flowbench's commit", "GPU" if facts.document.on_gpu else "CPU"}
     details = [(word, f"{word}: {text}") for word, text in details_of(facts.document)]
-    yield from _cut([line for word, line in details if word in wanted], 4, "details")
+    yield from _cut([line for word, line in details if word in wanted], 4, "detail")
     yield from (line for word, line in details if word == "false alarms")
     yield (
         f"{pairs_of(facts.document)} of fresh processes, {protocol.warmup} warm-up and "
@@ -83,7 +92,8 @@ def _below(facts: Facts) -> Iterator[str]:
 
 def _disturbance_line(found: Disturbance) -> str:
     more = len(found.messages) - 1
-    return f"  {found.kind}: {one_line(found.messages[0], _WIDTH - 40)}{f', and {more} more like it' if more else ''}"
+    start, end = f"  {found.kind}: ", f", and {more} more like it" if more else ""
+    return f"{start}{one_line(found.messages[0], _WIDTH - len(start) - len(end))}{end}"
 
 
 def _speed_lines(facts: Facts) -> Iterator[_Line]:
@@ -123,7 +133,7 @@ def _changes_lines(facts: Facts) -> Iterator[_Line]:
         yield (
             [
                 SIGNS[row.worst],
-                one_line(f"{row.label} {row.name}", 52),
+                f"{one_line(row.label, 52)} {one_line(row.name, 20)}",
                 row.words,
                 _ends(row.time.base, row.time.head) if row.time else "-",
                 _change(row.time.change if row.time else None),
@@ -181,9 +191,9 @@ def _memory_change(row: Row) -> str:
     if not row.memory or row.memory[0].base is None or row.memory[0].head is None:
         return "-"
     one = row.memory[0]
-    return memory_ratio(one.change.ratio) if one.change else f"{mebibytes(one.base or 0)} → {mebibytes(one.head or 0)}"
+    return memory_ratio(one.change.ratio) if one.change else row.sizes
 
 
 def _cut(lines: list[str], most: int, what: str) -> list[str]:
     shown = [" " * (len(line) - len(line.lstrip())) + one_line(line, _WIDTH) for line in lines[:most]]
-    return shown + ([f"  … and {len(lines) - most} more {what}"] if len(lines) > most else [])
+    return shown + ([f"  … and {counted(len(lines) - most, f'more {what}')}"] if len(lines) > most else [])

@@ -55,7 +55,7 @@ def spoken(sentence: Sentence, escaped: Callable[[str], str]) -> str:
 
 
 def _verdict(changes: ComparisonSet) -> tuple[Sentence, Tone]:
-    base = Name(changes.base.asked)
+    base = Name(changes.base.name)
     if changes.differences:
         return (
             "No verdict: ",

@@ -45,6 +45,7 @@ def write(facts: Facts) -> str:
     headline = headline_of(facts)
     told = [
         ("verdict", spoken(headline.verdict, one_line)),
+        *([("base", facts.changes.base.label), ("head", facts.changes.head.label)] if facts.changes else []),
         *((word, text) for word, text in details_of(facts.document)),
     ]
     for word, text in told:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flowbench.cell import Case
 from flowbench.report import speed_stats
-from flowbench.report.changes import SIGNS, rows_of
+from flowbench.report.changes import ABOUT, SIGNS, legend_of, rows_of
 from flowbench.report.facts import Comparison, Facts
 from flowbench.report.headline import headline_of, spoken
 from flowbench.report.moves import moves_of
@@ -83,6 +83,8 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "document": facts.document,
         "changes": facts.changes,
         "signs": SIGNS,
+        "legend_of": legend_of,
+        "about": ABOUT,
         "judged_rows": rows,
         "changed": [row for row in rows if row.changed],
         "unclear": [row for row in rows if row.unclear],

@@ -13,7 +13,7 @@ from flowbench.cell import Cell
 from flowbench.judge.pairs import matched_samples, ratio_of
 from flowbench.judge.verdict import Verdict
 from flowbench.report import charts, speed_stats
-from flowbench.report.changes import SIGNS, Row, anchor, rows_of
+from flowbench.report.changes import ABOUT, BETTER, SIGNS, WORSE, Row, anchor, legend_of, rows_of, sizes_of
 from flowbench.report.facts import Comparison, Facts, Side
 from flowbench.report.figures import MOST_CHARTS, colours_of, figures_of, histories_of, left_out_words, memory_timeline
 from flowbench.report.headline import headline_of, spoken
@@ -31,7 +31,7 @@ from flowbench.report.words import (
     spread,
 )
 
-_TONE_SIGNS = {"worse": "▼", "better": "▲", "same": "=", "unknown": "?", "plain": ""}
+_TONE_SIGNS = {"worse": WORSE, "better": BETTER, "same": "=", "unknown": "?", "plain": ""}
 
 
 def write(facts: Facts, style: Style | None = None) -> str:
@@ -63,6 +63,10 @@ def view_of(facts: Facts) -> dict[str, Any]:
         "document": document,
         "changes": facts.changes,
         "changed": list(_changed(facts)),
+        "has_weak_base": any(row.has_weak_base for row in rows_of(facts) if row.changed),
+        "about": ABOUT,
+        "legend": legend_of(rows_of(facts)),
+        "changed_legend": legend_of(row for row in rows_of(facts) if row.changed),
         "moves": list(moves_of(facts)),
         "rows": rows,
         "states": any(row["words"] for row in rows),
@@ -114,6 +118,7 @@ def _changed(facts: Facts) -> Iterator[dict[str, Any]]:
                 "words": row.words,
                 "time": row.time,
                 "memory": row.memory[0] if row.memory else None,
+                "sizes": row.sizes,
                 "speeds": row.speeds,
                 "speeds_interval": row.speeds_interval,
                 "reason": next((one.reason for one in (row.time, *row.memory) if one and one.verdict is row.worst), ""),
@@ -211,8 +216,7 @@ def _judged(row: Row | None) -> list[dict[str, str]]:
     for one in (row.time, *row.memory) if row else ():
         if one is None:
             continue
-        size = (lambda value: f"{milliseconds(value)} ms") if one.quantity.unit == "ms" else mebibytes
-        ends = ["–" if value is None else size(value) for value in (one.base, one.head)]
+        ends = sizes_of(one) if one.quantity.unit == "bytes" else _times(one.base, one.head)
         ratio = memory_ratio if one.quantity.unit == "bytes" else "{:.3f}".format
         change = ratio(one.change.ratio) if one.change else ""
         if one.change and one.quantity.unit == "ms":
@@ -224,13 +228,19 @@ def _judged(row: Row | None) -> list[dict[str, str]]:
                 "what": one.quantity.label,
                 "verdict": str(one.verdict),
                 "class": _class_of(one.verdict),
-                "ends": "" if ends == ["–", "–"] else " → ".join(ends),
+                "ends": ends,
                 "change": change,
                 "reason": one.reason,
                 "tags": ", ".join(one.tags),
             }
         )
     return told
+
+
+def _times(*ends_ms: float | None) -> str:
+    if not any(ends_ms):
+        return ""
+    return " → ".join("–" if time is None else f"{milliseconds(time)} ms" for time in ends_ms)
 
 
 def _memory_words(comparison: Comparison) -> str:

@@ -12,15 +12,21 @@ from flowbench.record.gpu import Range
 from flowbench.record.run import RunDocument, SidesCompared
 
 _ZERO_WIDTH_SPACE = "\u200b"
+# Where less has room it is a name, of which every letter may tell it from others.
+_SENTENCE = 80
 _PLAIN_NAME = re.compile(r"(?!www\.)[A-Za-z0-9](?:[\w.+-]*|[A-Za-z0-9 .+-]*)", re.ASCII | re.IGNORECASE)
 
 
 def one_line(text: str, longest: int = 200) -> str:
-    """`text` in one line of printable characters, cut with an ellipsis where it is longer than `longest`."""
+    """`text` in one line of printable characters, cut with an ellipsis behind `longest`: a sentence after a word."""
     if not text.isprintable():
         text = "".join(character if character.isprintable() else " " for character in text)
     line = " ".join(text.split())
-    return line if len(line) <= longest else line[: longest - 1].rstrip() + "…"
+    if len(line) <= longest:
+        return line
+    words = line[:longest].rpartition(" ")[0]
+    after_a_word = longest >= _SENTENCE and len(words) > longest // 2
+    return (words if after_a_word else line[: longest - 1]).rstrip() + "…"
 
 
 def markdown(text: str, longest: int = 200) -> str:
@@ -49,9 +55,20 @@ def milliseconds(time_ms: float) -> str:
     return f"{time_ms:.1f}" if time_ms >= 100 else f"{time_ms:.2f}" if time_ms >= 1 else f"{time_ms:.4f}"
 
 
-def mebibytes(size_bytes: float) -> str:
+def mebibytes(size_bytes: float, digits: int = 0) -> str:
     """A size in MiB."""
-    return f"{size_bytes / 1024 / 1024:,.0f} MiB".replace(",", " ")
+    return f"{size_bytes / 1024 / 1024:,.{digits}f} MiB".replace(",", " ")
+
+
+def sizes(base_bytes: float | None, head_bytes: float | None, told_apart: bool) -> str:
+    """`836 MiB → 837 MiB`; where they are `told_apart` by a verdict, with as many digits as it takes to see it."""
+    digits = 0
+    if told_apart and base_bytes is not None and head_bytes is not None and base_bytes != head_bytes:
+        # An allocator's smallest step is 512 bytes, or 0.0005 MiB.
+        digits = next(
+            (digits for digits in range(4) if mebibytes(base_bytes, digits) != mebibytes(head_bytes, digits)), 4
+        )
+    return " → ".join("–" if size is None else mebibytes(size, digits) for size in (base_bytes, head_bytes))
 
 
 def memory_ratio(ratio: float) -> str:
@@ -83,11 +100,13 @@ def details_of(document: RunDocument) -> Iterator[tuple[str, str]]:
     machine, protocol, git = document.machine, document.protocol, document.git
     yield "run", f"{document.run_id}, {document.created}, flowbench {document.flowbench_version}"
     yield "command", " ".join(document.command)
+    # A comparison measures its two sides, from wherever the checkout stands that flowbench itself is run from.
+    word = "commit" if document.comparison is None else "flowbench's commit"
     if git is None:
-        yield "commit", "unknown (no git repository)"
+        yield word, "unknown (no git repository)"
     else:
         branch = f" on {git.branch}" if git.branch else ""
-        yield "commit", f"{git.commit}{branch}{', with uncommitted changes' if git.dirty else ''}"
+        yield word, f"{git.commit}{branch}{', with uncommitted changes' if git.dirty else ''}"
     yield (
         "CPU",
         (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from flowbench.errors import FlowbenchError
 from flowbench.judge.compare import judge_document
 from flowbench.judge.explanation import MOST_PROFILED
 from flowbench.judge.verdict import Verdict
@@ -298,6 +299,22 @@ def test_a_sitting_and_the_profiles_of_what_is_worse_take_ten_minutes_at_most() 
     last_round_s, profile_s = 11, 10  # on an H200, with room to spare
     assert plan.protocol.wall_cap_s is not None
     assert plan.protocol.wall_cap_s * (1 + CONFIRMING_SHARE) + last_round_s + 2 * MOST_PROFILED * profile_s <= 600
+
+
+def test_a_presets_engine_of_no_side_is_left_out_without_a_word() -> None:
+    """Nobody asked for it by name; one that somebody did is refused."""
+    request = replace(
+        REQUEST, preset="smoke", engines=(), reference=None, models=("resnet18",), image_shape=(3, 64, 64)
+    )
+    document = plan_comparison(request, (), Side("a", None), Side("b", None), {})
+    assert [engine.name for engine in document.engines] == [
+        "flow-eager@base", "flow-eager@head", "flow-eager@canary", "torch-eager",
+    ]  # fmt: skip
+    assert document.not_measured == ()
+    with pytest.raises(FlowbenchError, match="engine torch-channels-last has no base and head"):
+        plan_comparison(
+            replace(request, engines=("flow-eager", "torch-channels-last")), (), Side("a", None), Side("b", None), {}
+        )
 
 
 def test_sides_that_fail_while_they_are_confirmed_end_the_sitting_in_order(tmp_path: Path) -> None:

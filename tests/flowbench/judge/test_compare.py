@@ -13,7 +13,15 @@ from flowbench.cell import Cell
 from flowbench.judge.compare import is_case_precise, judge_document, to_confirm
 from flowbench.judge.documents import judge_documents
 from flowbench.judge.memory import both_peaks, judge_memory
-from flowbench.judge.verdict import Comparison, ComparisonSet, LimitResult, MemoryKind, Quantity, Verdict
+from flowbench.judge.verdict import (
+    Comparison,
+    ComparisonSet,
+    LimitResult,
+    MemoryKind,
+    Quantity,
+    SideName,
+    Verdict,
+)
 from flowbench.record.document import document_text, parse_document
 from flowbench.record.gpu import GpuUse
 from flowbench.record.run import Git, NotMeasured, RunDocument
@@ -565,3 +573,90 @@ def test_what_both_document_and_verdicts_leave_out_is_reported_once() -> None:
     missing = NotMeasured("torch-eager", "torch is not installed; without it there is no reference, and no ratio")
     document = dataclasses.replace(sitting(reference=False), not_measured=(missing,))
     assert facts_of(document, judge_document(document)).left_out.count(missing) == 1
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "label"),
+    [
+        (SideName("main", "1a2b3c4d5e6f", False), "main", "main (1a2b3c4d5e)"),
+        (SideName("main", None, False), "main", "main"),
+        (
+            SideName("working tree", "1a2b3c4d5e6f", True),
+            "working tree",
+            "working tree (1a2b3c4d5e, with uncommitted changes)",
+        ),
+        (SideName("1a2b3c4d" * 5, "1a2b3c4d" * 5, False), "1a2b3c4d1a", "1a2b3c4d1a"),
+        (SideName("1a2b3c4", "1a2b3c4d" * 5, True), "1a2b3c4", "1a2b3c4d1a (with uncommitted changes)"),
+        (SideName("fade123", "1a2b3c4d" * 5, False), "fade123", "fade123 (1a2b3c4d1a)"),
+    ],
+)
+def test_a_side_is_told_by_one_name_and_one_commit(side: SideName, name: str, label: str) -> None:
+    assert (side.name, side.label) == (name, label)
+
+
+def with_threads(document: RunDocument, threads: int) -> RunDocument:
+    """The same figures, of cells with so many threads."""
+    cells = {cell.key: dataclasses.replace(cell, threads=threads) for cell in document.cells}
+    samples = tuple(dataclasses.replace(one, cell=cells[one.cell].key) for one in document.samples)
+    return dataclasses.replace(document, cells=tuple(cells.values()), samples=samples)
+
+
+def test_cells_that_differ_in_threads_alone_say_so_and_the_way_out() -> None:
+    two = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    lost, new = judge_documents(two, with_threads(two, 1)).times
+    assert (lost.verdict, lost.label) == (Verdict.LOST, f"{CASE.label}, threads=2")
+    assert lost.reason == "head has it with 1 thread in place of 2: measure both with the same --threads"
+    assert (new.verdict, new.label) == (Verdict.NEW, f"{CASE.label}, threads=1")
+    assert new.reason == "base has it with 2 threads in place of 1: measure both with the same --threads"
+    one, four = with_threads(two, 1), with_threads(two, 4)
+    both = dataclasses.replace(one, cells=one.cells + four.cells, samples=one.samples + four.samples)
+    assert [time.reason.partition(":")[0] for time in judge_documents(two, both).times] == [
+        "head has it with 1 and 4 threads in place of 2",
+        "base has it with 2 threads in place of 1",
+        "base has it with 2 threads in place of 4",
+    ]
+    assert [time.label for time in judge_documents(two, two).times] == [CASE.label], "where nothing is to be told apart"
+    graph = plain({"flow-graph": 100.0, "torch-eager": 120.0})
+    assert judge_documents(two, with_threads(graph, 1)).times[0].reason == "base has this cell, head has not"
+
+
+def test_by_force_cells_that_differ_in_threads_alone_stand_beside_each_other() -> None:
+    two = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    one = with_threads(plain({"flow-eager": 200.0, "torch-eager": 180.0}), 1)
+    compared = judge_documents(two, one, force=True)
+    (time,) = compared.times
+    assert (time.verdict, time.label) == (Verdict.UNCLEAR, f"{CASE.label}, 2 / 1 threads")
+    assert (time.reason, time.case.threads) == ("not comparable: 2 / 1 threads, shown by force", 1)
+    assert (time.base, time.head) == (pytest.approx(100, rel=0.01), pytest.approx(200, rel=0.01))
+    assert time.change is not None
+    assert time.change.ratio == pytest.approx(200 / 180 * 120 / 100, rel=0.01)
+    assert {peak.verdict for peak in compared.memory_of(time)} == {Verdict.UNCLEAR}
+    assert (compared.exit_code, compared.is_only_unclear) == (2, False)
+    elsewhere = dataclasses.replace(one, machine=dataclasses.replace(MACHINE, usable_cores=1))
+    (time,) = judge_documents(two, elsewhere, force=True).times
+    assert (time.label, time.reason) == (
+        f"{CASE.label}, 2 / 1 threads",
+        "not comparable: unlike machines, shown by force",
+    )
+    assert time.head == pytest.approx(200, rel=0.01)
+    four = with_threads(two, 4)
+    both = dataclasses.replace(one, cells=one.cells + four.cells, samples=one.samples + four.samples)
+    verdicts = [time.verdict for time in judge_documents(two, both, force=True).times]
+    assert verdicts == [Verdict.LOST, Verdict.NEW, Verdict.NEW], "which of them it is beside cannot be told"
+
+
+def test_what_is_shown_by_force_makes_no_other_cell_harder_to_judge() -> None:
+    base = plain({"flow-eager": 100.0, "torch-eager": 120.0})
+    barely = plain({"flow-eager": 101.47, "torch-eager": 120.0})  # alone it is slower, and among two cells unclear
+    graph = plain({"flow-graph": 100.0, "torch-eager": 120.0})
+    ours, theirs = (
+        dataclasses.replace(
+            one,
+            engines=(*one.engines, graph.engines[0]),
+            cells=one.cells + more.cells,
+            samples=one.samples + more.samples,
+        )
+        for one, more in ((base, with_threads(graph, 4)), (barely, with_threads(graph, 1)))
+    )
+    times = {time.engine: time.verdict for time in judge_documents(ours, theirs, force=True).times}
+    assert times == {"flow-eager": Verdict.SLOWER, "flow-graph": Verdict.UNCLEAR}

@@ -116,7 +116,7 @@ def test_markdown_fits_into_a_comment_and_keeps_the_changed_cells(situations: di
     count = max(changed, 1)  # one is slower anyway
     assert text.startswith(f"**{count} of 250 cells slower than main, memory not compared.**")
     above = text.partition("<details>")[0]
-    assert len(re.findall(r"^\| ▼ \|", above, re.MULTILINE)) == count
+    assert len(re.findall(r"^\| ! \|", above, re.MULTILINE)) == count
     assert "cut to fit into a comment" in text
 
 
@@ -131,7 +131,7 @@ def test_markdown_of_a_thousand_changed_cells_says_how_many_are_left_out(situati
     )
     text = report.render(made.document, "markdown", comparison=dataclasses.replace(made.comparison, comparisons=many))
     assert len(text) <= 60_000
-    shown = len(re.findall(r"^\| ▼ \|", text, re.MULTILINE))
+    shown = len(re.findall(r"^\| ! \|", text, re.MULTILINE))
     assert shown >= 300
     assert f"… and {1000 - shown} more changed cells: too many for a comment" in text
     assert text.startswith("**1000 of 1000 cells slower than main")

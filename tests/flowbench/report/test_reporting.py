@@ -18,13 +18,17 @@ from flowbench import cli, report
 from flowbench.commands import comparing, reporting, running
 from flowbench.commands.comparing import with_false_alarms
 from flowbench.errors import FlowbenchError
+from flowbench.judge.verdict import SideName, Verdict
 from flowbench.measure.plan import Request
 from flowbench.record.document import document_text, read_document
 from flowbench.record.noise import NoiseFloor, keep_floor
+from flowbench.record.run import RunDocument
+from flowbench.report.changes import SIGNS
 from flowbench.report.style import Style
-from flowbench.report.words import memory_ratio
+from flowbench.report.words import memory_ratio, sizes
 
 ROOT = Path(__file__).parents[3]
+MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +270,9 @@ def test_in_ascii_nothing_is_lost_but_accents(situations: dict) -> None:
         text = report.render(situation.document, comparison=situation.comparison, style=Style(ascii_only=True))
         assert text.isascii()
         if name != "hostile_names":
-            assert "?" not in text.replace("?  ", "").replace("killed?", "").replace("memory?", "")
+            assert "?" not in text.replace("?  ", "").replace("? unclear", "").replace("killed?", "").replace(
+                "memory?", ""
+            )
     assert Style(ascii_only=True).shown("naïve → 2 × 3 … Ⅳ 漢") == "naive -> 2 x 3 ... IV ?"
 
 
@@ -276,9 +282,47 @@ def test_colours_say_what_words_say(situations: dict) -> None:
     painted = report.render(made.document, comparison=made.comparison, style=Style(colour=True))
     lines = painted.splitlines()
     assert lines[0] == f"\x1b[31m{plain.splitlines()[0]}\x1b[0m"
-    assert sum(line.startswith("\x1b[31m▼") for line in lines) == 2
+    assert sum(line.startswith("\x1b[31m!") for line in lines) == 2
     assert sum(line.startswith("\x1b[33m?") for line in lines) == 1
     assert re.sub(r"\x1b\[\d+m", "", painted) == plain
+
+
+def test_a_comparison_names_what_was_measured_and_whose_commit_flowbench_ran_from(situations: dict) -> None:
+    made = situations["slower"]
+    lines = report.render(made.document, comparison=made.comparison).splitlines()
+    told = [line.partition(": ")[::2] for line in lines[-7:]]
+    assert told[:2] == [
+        ("base", "main (1a2b3c4d5e)"),
+        ("head", "working tree (0123456789, with uncommitted changes)"),
+    ]
+    words = [word for word, _ in told]
+    assert "flowbench's commit" in words
+    assert "commit" not in words
+    alone = report.render(situations["two_cells"].document)
+    assert "\ncommit: 0123456789abcdef" in alone, "of one side it is what was measured"
+    comparison = replace(made.comparison, base=SideName("1a2b3c4d" * 5, "1a2b3c4d" * 5, False))
+    for form in ("console", "markdown", "html", "junit"):
+        text = report.render(made.document, form, comparison=comparison)
+        assert "1a2b3c4d1a" in text, form
+        assert "1a2b3c4d1a2" not in text, form
+
+
+def test_a_sign_says_worse_or_better_whatever_the_quantity_and_is_explained(situations: dict) -> None:
+    assert {verdict: SIGNS[verdict] for verdict in SIGNS if verdict.is_judged} == {
+        Verdict.SLOWER: "!", Verdict.LARGER: "!", Verdict.FASTER: "✓", Verdict.SMALLER: "✓", Verdict.SAME: "=",
+    }  # fmt: skip
+    explained = {
+        "slower": "! worse (slower or larger); ? unclear; = the same.",
+        "memory_grew": "! worse (slower or larger); = the same.",
+        "faster": "✓ better (faster or smaller); = the same.",
+        "lost": "✕ failed, void or lost; + new; = the same.",
+        "all_same": "= the same.",
+    }
+    for name, signs in explained.items():
+        for form, start in (("console", "signs: "), ("markdown", "Signs: "), ("html", "Signs: ")):
+            made = situations[name]
+            assert start + signs in report.render(made.document, form, comparison=made.comparison), (name, form)
+    assert "igns: " not in report.render(situations["two_cells"].document)
 
 
 def test_memory_that_differs_by_little_does_not_read_as_the_same(situations: dict) -> None:
@@ -296,6 +340,31 @@ def test_memory_that_differs_by_little_does_not_read_as_the_same(situations: dic
     assert [memory_ratio(ratio) for ratio in (1.0, 0.5, 1.0004, 0.99984, 1 + 1e-12)] == [
         "1.000", "0.500", "1.0004", "0.9998", "1.000",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("verdict", "head_bytes", "said"),
+    [
+        (Verdict.LARGER, 0.3 * MIB, "836.0 MiB → 836.3 MiB"),
+        (Verdict.LARGER, 1024, "836.000 MiB → 836.001 MiB"),
+        (Verdict.SMALLER, -1024, "836.000 MiB → 835.999 MiB"),
+        (Verdict.LARGER, 3 * MIB, "836 MiB → 839 MiB"),
+        (Verdict.SAME, 0.3 * MIB, "836 MiB → 836 MiB"),
+    ],
+)
+def test_sizes_that_a_verdict_tells_apart_do_not_read_as_the_same(
+    situations: dict, verdict: Verdict, head_bytes: float, said: str
+) -> None:
+    made = situations["one_cell"]
+    time, memory = made.comparison.comparisons
+    base = 836.0 * MIB
+    change = replace(memory.change, ratio=1 + head_bytes / base)
+    memory = replace(memory, verdict=verdict, base=base, head=base + head_bytes, change=change)
+    comparison = replace(made.comparison, comparisons=(time, memory))
+    for form in ("markdown", "html"):
+        text = report.render(made.document, form, comparison=comparison)
+        assert text.count(said) == 2, form
+    assert sizes(None, base + 1, told_apart=True) == "– → 836 MiB"
 
 
 def test_a_pipe_that_shows_ascii_alone_gets_ascii(run_file: Path) -> None:
@@ -420,3 +489,23 @@ def test_a_comparison_takes_along_how_often_the_machine_was_wrong(situations: di
     assert "- false alarms: `1 in 50 sittings of one commit against itself on this machine" in text
     unknown = report.render(with_false_alarms(document, []), "markdown")
     assert "how often this machine raises one is not known: flowbench aa measures it" in unknown
+
+
+def test_documents_that_differ_in_threads_stand_beside_each_other_by_force(documents: dict, tmp_path: Path) -> None:
+    def with_threads(threads: int) -> RunDocument:
+        document = documents["two_cells"]
+        cells = {cell.key: replace(cell, threads=threads) for cell in document.cells}
+        samples = tuple(replace(one, cell=cells[one.cell].key) for one in document.samples)
+        return replace(document, cells=tuple(cells.values()), samples=samples)
+
+    paths = [tmp_path / f"{threads}.json" for threads in (16, 32)]
+    for threads, path in zip((16, 32), paths, strict=True):
+        path.write_text(document_text(with_threads(threads)))
+    _, text = comparing.compare(*map(str, paths), Request(), None, ())
+    assert re.search(r"^✕  resnet50 \[4, 3, 224, 224\], threads=16 Flow +lost ", text, re.MULTILINE)
+    assert "flow-eager: head has it with 32 threads in place of 16: measure both with the same --threads" in text
+    status, text = comparing.compare(*map(str, paths), Request(), None, (), force=True)
+    assert status == 2
+    assert re.search(r"^\?  resnet50 \[4, 3, 224, 224\], 16 / 32 threads Flow +unclear +\d+", text, re.MULTILINE)
+    assert " lost " not in text
+    assert " new " not in text

@@ -24,6 +24,7 @@ from flowbench.record.sample import Sample
 from flowbench.report.facts import facts_of
 from flowbench.report.headline import headline_of
 from flowbench.report.templating import Templates
+from flowbench.report.words import one_line
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "reports"
 SUFFIX = {
@@ -347,24 +348,31 @@ def test_where_pairs_differ_too_much_neither_speed_nor_interval_is_given(
 
 @pytest.mark.parametrize("form", ["console", "markdown", "html"])
 @pytest.mark.parametrize(
-    ("base", "head", "said"),
+    ("base", "head", "about", "said"),
     [
-        ((1.36, 1.44), (1.29, 1.37), "1.290 - 1.370"),
-        ((1.36, 1.44), (0.7, 2.9), "too few pairs"),
-        ((0.7, 2.9), (1.29, 1.37), "too few pairs"),
-        ((1.36, 1.44), None, "one pair only"),
-        (None, (1.29, 1.37), "one pair only"),
+        ((1.36, 1.44), (1.29, 1.37), "", "1.290 - 1.370"),
+        ((1.36, 1.44), (0.7, 2.9), "", "too few pairs"),
+        ((0.7, 2.9), (1.29, 1.37), "≈", "1.290 - 1.370"),
+        ((1.36, 1.44), None, "", "one pair only"),
+        (None, (1.29, 1.37), "≈", "1.290 - 1.370"),
+        (None, (0.7, 2.9), "≈", "too few pairs"),
     ],
 )
-def test_a_relative_speed_of_a_changed_cell_has_its_interval_or_too_few_pairs(
-    situations: dict[str, Any], form: str, base: tuple[float, float] | None, head: tuple[float, float] | None, said: str
+def test_a_relative_speed_of_a_changed_cell_has_the_interval_of_head(
+    situations: dict[str, Any],
+    form: str,
+    base: tuple[float, float] | None,
+    head: tuple[float, float] | None,
+    about: str,
+    said: str,
 ) -> None:
     comparison = situations["one_cell"].comparison
     time, memory = comparison.comparisons
     time = dataclasses.replace(time, base_relative_interval=base, head_relative_interval=head)
     changed = dataclasses.replace(comparison, comparisons=(time, memory))
     text = rendered(dataclasses.replace(situations["one_cell"], comparison=changed), form)
-    assert re.search(rf"1\.40 → 1\.33 \(?{said}", words_of(text) if form == "html" else text)
+    assert re.search(rf"(?<!≈){about}1\.40 → 1\.33 \(?{said}", words_of(text) if form == "html" else text)
+    assert ("≈: base had too few pairs" in text) == bool(about)
 
 
 @pytest.mark.parametrize("form", ["console", "markdown", "html"])
@@ -393,6 +401,28 @@ def test_console_fits_forty_lines(situations: dict[str, Any]) -> None:
         lines = rendered(situation, "console").splitlines()
         assert len(lines) <= 40
         assert all(line.isprintable() for line in lines)
+
+
+def test_what_the_console_cuts_is_counted_and_cut_after_a_word(situations: dict[str, Any]) -> None:
+    made = situations["slower"]
+    limits = tuple(LimitResult("*", "max_step_ms", "", 2.0, 1.0, False, 1, f"limit {number}") for number in range(4))
+    text = (
+        "resnet18 [1, 3, 64, 64]: its last batch norm sees 4 values per channel, fewer than 8: "
+        + "losses are chaotic " * 9
+    )
+    document = dataclasses.replace(made.document, findings=(Finding("few values", text, None, None),))
+    comparison = dataclasses.replace(made.comparison, limits=limits)
+    lines = report.render(document, comparison=comparison).splitlines()
+    assert "  … and 1 more note" in lines, "four limits and the speed"
+    (told,) = [line for line in lines if line.startswith("  few values: ")]
+    assert 130 < len(told) <= 150
+    assert told.endswith((" losses…", " are…", " chaotic…"))
+    words = "one two " * 12
+    assert [one_line(words, most) for most in (96, 90, 88, 87)] == [
+        words.strip(), words[:87] + "…", words[:87] + "…", words[:83] + "…",
+    ]  # fmt: skip
+    assert one_line("resnet18, world size=2", 20) == "resnet18, world siz…", "a name"
+    assert one_line("at " + "a" * 200, 90) == "at " + "a" * 86 + "…", "a word that is most of the line"
 
 
 def test_a_busy_box_does_not_hide_what_a_gpu_did(documents: dict[str, RunDocument]) -> None:
