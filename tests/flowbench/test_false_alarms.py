@@ -198,7 +198,7 @@ def test_what_aa_says_is_judged_at_the_margin_of_a_comparison_there(
     assert "+3 % injected: found in 8 of 10" in text, "10 % slower, but off by 4 % the other way, is not beyond 6.5 %"
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    false_alarms._keep(setting, sittings)
+    false_alarms._keep(out)
     (kept_noise,) = read_floors(setting.machine).values()
     assert (kept_noise.shift, kept_noise.floor) == (shift, noise_floor(sides["head"]))
     assert (kept_noise.alarms, kept_noise.sittings) == (0, 10)
