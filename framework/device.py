@@ -22,13 +22,14 @@ class Device:
     def __new__(cls, name: str | Device, index: int | None = None) -> Device:
         if isinstance(name, Device):
             return name
-        if not isinstance(name, str):
-            raise TypeError(f"a device is given by its name, such as 'cpu' or 'cuda:1'; got {name!r}")
+        if not isinstance(name, str) or isinstance(index, bool):
+            wrong = index if isinstance(name, str) else name
+            raise TypeError(f"a device is given by its name, such as 'cpu' or 'cuda:1'; got {wrong!r}")
         kind, _, number = name.partition(":")
         if kind not in _TYPES or (number and not number.isdecimal()):
             raise ValueError(f"no device is called {name!r}; there are {', '.join(_TYPES)}")
-        if index is not None and (not isinstance(index, int) or isinstance(index, bool) or index < 0):
-            raise ValueError(f"devices of a kind are numbered 0, 1, …; got {index!r}")
+        if index is not None and index < 0:
+            raise ValueError(f"devices of a kind are numbered 0, 1, …; got {index}")
         key = (kind, int(number) if number else _current[kind] if index is None else index)
         if kind == "cpu" and key[1]:
             raise ValueError(f"there is one device 'cpu', whatever its processors; got number {key[1]}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -141,14 +143,15 @@ def start(site: Path, repository: Path, tmp_path: Path) -> Iterator[Starter]:
         *arguments: str, stdout: int | IO[str] = subprocess.PIPE, **environment: str
     ) -> subprocess.Popen[str]:
         path = os.pathsep.join([str(site), str(repository)])
-        process = subprocess.Popen(
-            [sys.executable, "-m", "flowbench", *arguments],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "PATH": search, "PYTHONPATH": path, "NO_COLOR": "1", **environment},
-        )
+        with heeding_signals():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "flowbench", *arguments],
+                stdout=stdout,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=tmp_path,
+                env={**os.environ, "PATH": search, "PYTHONPATH": path, "NO_COLOR": "1", **environment},
+            )
         started.append(process)
         return process
 
@@ -156,6 +159,19 @@ def start(site: Path, repository: Path, tmp_path: Path) -> Iterator[Starter]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@contextlib.contextmanager
+def heeding_signals() -> Iterator[None]:
+    """What is started within it heeds the signals that end a process, also where these tests run in the background of a script."""
+    before = {
+        number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) -> None:

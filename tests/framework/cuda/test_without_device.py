@@ -35,7 +35,7 @@ def test_a_number_is_that_of_a_gpu():
     assert destination(3, None, None).device is Device("cuda:3")
     for wrong, error, words in (
         (-1, ValueError, "devices of a kind are numbered 0, 1, .*; got -1"),
-        (True, ValueError, "devices of a kind are numbered 0, 1, .*; got True"),
+        (True, TypeError, "a device is given by its name, .* got True"),
         (1.0, TypeError, "a device is given by its name, .* got 1.0"),
     ):
         for read in (named_device, cuda_device, lambda given: destination(given, None, None)):
