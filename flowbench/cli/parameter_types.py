@@ -22,7 +22,15 @@ class ManyValues(click.Command):
             elif option is not None and position > 0 and args[position - 1] != option:
                 spread.append(option)
             spread.append(word)
-        return super().parse_args(ctx, spread)
+        try:
+            return super().parse_args(ctx, spread)
+        except click.BadParameter as error:
+            arguments = [p.human_readable_name for p in self.params if isinstance(p, click.Argument)]
+            if not (arguments and isinstance(error.param, click.Option) and error.param.multiple):
+                raise
+            option = max(error.param.opts, key=len)
+            said = f"{error.message} All that follows {option} is taken for it: {' and '.join(arguments)} come before."
+            raise click.BadParameter(said, error.ctx, error.param, error.param_hint) from None
 
 
 COUNT = click.IntRange(min=1, max=1_000_000)

@@ -161,6 +161,16 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: tuple[str, ...], said:
     assert said in err
 
 
+def test_an_argument_behind_an_option_of_many_values_is_told_where_it_belongs(flowbench: Callable) -> None:
+    status, out, err = flowbench("compare", "--batch-size", "1", "HEAD~1")
+    assert (status, out) == (2, "")
+    assert err.rstrip().endswith(
+        "'HEAD~1' is not a valid integer range. All that follows --batch-size is taken for it: BASE and HEAD come before."
+    )
+    assert "come before" not in flowbench("compare", "--pairs", "HEAD~1")[2], "an option of one value takes no other"
+    assert "come before" not in flowbench("run", "--batch-size", "HEAD~1")[2], "there is no argument"
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"schema": "flowbench.run", "schema_version": 99}'])
 def test_a_report_of_something_else_is_one_line(content: bytes, flowbench: Callable, tmp_path: Path) -> None:
     (tmp_path / "x.json").write_bytes(content)
