@@ -244,12 +244,12 @@ class SlowSecondRank(ToyEngine):
 
 
 class Hiccups(ToyEngine):
-    """One step of three takes 80 ms longer than the others."""
+    """One step of three takes 400 ms longer than the others: a busy machine stretches those too."""
 
     def build(self, task: Task) -> ToyTraining:
         class Training(ToyTraining):
             def step(self, index: int) -> None:
-                time.sleep(0.08 * (index % 3 == 0))
+                time.sleep(0.4 * (index % 3 == 0))
                 super().step(index)
 
         return Training(task)

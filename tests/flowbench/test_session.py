@@ -70,7 +70,7 @@ def test_steps_of_several_threads_that_are_held_up_are_told_once_a_cell_with_wha
     (told,) = [finding for finding in document.findings if finding.kind == "uneven steps"]
     assert told.cell == of(document, "toy-hiccups")[0].cell
     assert re.fullmatch(
-        r"steps of one process took \d to \d\d+ ms: GOMP_SPINCOUNT=1000 in the environment .*", told.message
+        r"steps of one process took \d+ to \d{3} ms: GOMP_SPINCOUNT=1000 in the environment .*", told.message
     )
     alone = measure(tmp_path, "toy-hiccups", threads=1)
     assert not [finding for finding in alone.findings if finding.kind == "uneven steps"], "nobody waits for another"
